@@ -1,0 +1,52 @@
+# trainrt_cuda: the CUDA sources of three folders as one module, which the program opens only where
+# a driver is present. It holds kernels and handles; the registry it fills is the program's.
+file(GLOB cuda_sources CONFIGURE_DEPENDS ops/*.cu runtime/cuda_*.cc runtime/cuda_*.cu
+  parallel/nccl_*.cc parallel/nccl_*.cu)
+if(TRAINRT_CUDA STREQUAL "OFF" OR NOT cuda_sources)
+  return()
+endif()
+
+find_package(CUDAToolkit 12.8 QUIET)
+if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_NVCC_EXECUTABLE)
+  if(TRAINRT_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TRAINRT_CUDA=ON, but no CUDA toolkit 12.8 or newer was found")
+  endif()
+  message(STATUS "CUDA: no toolkit 12.8 or newer found, trainrt_cuda is not built")
+  return()
+endif()
+# cuDNN and NCCL come beside the toolkit or from the system.
+find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
+find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+foreach(path CUDNN_LIBRARY CUDNN_INCLUDE_DIR NCCL_LIBRARY NCCL_INCLUDE_DIR)
+  if(NOT ${path})
+    if(TRAINRT_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "TRAINRT_CUDA=ON, but ${path} was not found")
+    endif()
+    message(STATUS "CUDA: ${path} not found, trainrt_cuda is not built")
+    return()
+  endif()
+endforeach()
+
+# Named, since `native` fails on a build machine without a GPU.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES "80;90;100" CACHE STRING "GPU architectures")
+endif()
+if(NOT CMAKE_CUDA_COMPILER)
+  set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+
+add_library(trainrt_cuda MODULE ${cuda_sources})
+set_target_properties(trainrt_cuda PROPERTIES PREFIX "" LINKER_LANGUAGE CXX)
+target_compile_options(trainrt_cuda PRIVATE
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-Xcompiler=-Wall>"
+  "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${TRAINRT_WERROR}>>:-Werror=all-warnings>")
+target_include_directories(trainrt_cuda SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
+# The driver library (libcuda) is left out: linked, it would keep the module from loading without a
+# driver, and then there is no clean message.
+target_link_libraries(trainrt_cuda PRIVATE CUDA::cudart CUDA::cublas CUDA::cublasLt
+  ${CUDNN_LIBRARY} ${NCCL_LIBRARY})
