@@ -1,0 +1,30 @@
+// Writing ONNX: a Graph built here (models/), or the imported model with trained values put back.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "graph/graph.h"
+#include "graph/onnx_import.h"
+
+namespace trainrt {
+
+struct ExportOptions {
+  // Mark float initializers EXTERNAL at <path>.weights: needed above 2 GB. When `write_weights` is
+  // false that file is not written (models too large for the disk).
+  bool external_weights = false;
+  bool write_weights = true;
+  std::string batch_symbol = "batch";  // written for the batch axis of inputs and outputs
+};
+
+// Writes a Graph whose nodes are ONNX operators at the newest opset (models/ build such graphs) to
+// `path`, by temporary name and rename. Throws kIo.
+void write_onnx(const Graph& graph, const std::string& path, const ExportOptions& options);
+
+// Writes an inference form of `model` with `current` values for parameters and state: BatchNorm and
+// Dropout in inference form, dangling outputs dropped, names kept. The result passes ONNX's checker.
+void export_trained(const OnnxModel& model,
+                    const std::function<Tensor(const std::string& name)>& current,
+                    const std::string& path);
+
+}  // namespace trainrt

@@ -1,0 +1,74 @@
+// Program -> the offset of every tensor in one arena, and the peak. Pure: planner and executor call
+// the same function, so a predicted peak is the allocated one, to the byte.
+//
+// The arena is [persistent | stash slots | transient]:
+//   persistent  parameters, gradients, optimizer state, model state, constants: live over steps;
+//   stash       what a forward leaves for its backward: one slot per micro-batch in flight;
+//   transient   everything else of the running phase, overlaid between phases.
+// A micro-batch's transients may also use the part of its own slot that is not live at the time, so
+// with one micro-batch in flight forward and backward are planned as one time line.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/program.h"
+
+namespace trainrt {
+
+// A tensor's life as the allocator sees it: alive in [first_use, last_use] (instants).
+struct Lifetime {
+  int64_t bytes = 0;
+  int first_use = 0;
+  int last_use = 0;
+};
+
+// Offsets such that no two lifetimes that overlap in time overlap in space; returns the extent.
+// Greedy by size, best fit (Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net
+// Inference", arXiv 2001.03288, section 4.3). Every offset is a multiple of kArenaAlignment.
+inline constexpr int64_t kArenaAlignment = 64;
+int64_t assign_offsets(const std::vector<Lifetime>& lifetimes, std::vector<int64_t>* offsets);
+
+enum class ArenaRegion : uint8_t { kNone, kPersistent, kStash, kTransient };
+
+struct TensorAddress {
+  ArenaRegion region = ArenaRegion::kNone;
+  int64_t offset = 0;  // from the region's start; kStash: from the slot's start
+  int64_t bytes = 0;
+};
+
+struct MemoryBreakdown {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t state = 0;
+  int64_t activations = 0;
+  int64_t workspace = 0;
+  int64_t communication = 0;
+  int64_t total() const {
+    return parameters + gradients + optimizer + state + activations + workspace + communication;
+  }
+};
+
+struct VariantMemory {
+  std::vector<TensorAddress> values;      // by ValueId of the variant's graph
+  std::vector<TensorAddress> workspaces;  // by NodeId
+};
+
+struct MemoryPlan {
+  int64_t persistent_bytes = 0;
+  std::vector<int64_t> slot_bytes;     // per local virtual stage index, size of one slot
+  std::vector<int> num_slots;          // per local virtual stage index
+  std::vector<int64_t> slot_base;      // offset of the first slot, per local virtual stage index
+  int64_t transient_base = 0;
+  int64_t transient_bytes = 0;
+  int64_t arena_bytes = 0;             // = peak_bytes: what is allocated
+  MemoryBreakdown breakdown;           // at the instant of the peak; sums to arena_bytes
+  std::vector<VariantMemory> variants;
+};
+
+MemoryPlan plan_memory(const Program& program);
+
+}  // namespace trainrt

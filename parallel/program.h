@@ -1,0 +1,72 @@
+// One rank's instructions: what the executor runs and the simulator prices. Compiled from a training
+// graph and a Plan by parallel/partition.
+//
+// A Program holds, for every micro-batch size that occurs on the rank (a last micro-batch may be
+// short), a local Graph whose nodes are computation and communication alike, cut into phases:
+// straight-line lists of nodes per (phase kind, virtual stage). A schedule orders (phase,
+// micro-batch) cells. Persistent values have the same names in every variant and share one address.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "graph/kernel.h"
+#include "parallel/plan.h"
+#include "parallel/schedule.h"
+
+namespace trainrt {
+
+struct Phase {
+  PhaseKind kind = PhaseKind::kForward;
+  int virtual_stage = 0;
+  std::vector<NodeId> nodes;  // in execution order, ids into the variant's graph
+};
+
+// The program at one micro-batch size.
+struct ProgramVariant {
+  int64_t micro_batch_size = 0;
+  Graph graph;
+  std::vector<Phase> phases;
+  ValueId loss_sum = kNoValue;    // where this rank computes them; kNoValue elsewhere
+  ValueId item_count = kNoValue;
+  ValueId grad_norm = kNoValue;
+  ValueId correct = kNoValue;
+
+  const Phase* find_phase(PhaseKind kind, int virtual_stage) const;
+};
+
+// One micro-batch of the rank: which variant runs it and which samples of the step it holds.
+struct MicroBatch {
+  int variant = 0;
+  int64_t first_sample = 0;  // index within the step's global batch
+  int64_t num_samples = 0;
+};
+
+struct Program {
+  int rank = 0;
+  int world_size = 1;
+  RankCoordinates coordinates;
+  DeviceSpec device;
+  std::vector<ProgramVariant> variants;    // [0]: the largest micro-batch size
+  std::vector<MicroBatch> micro_batches;   // in order
+  std::vector<Cell> cells;                 // this rank's row: C, G, F, B, W, R, U in order
+  int num_stash_slots(int virtual_stage) const;
+};
+
+// Communication as nodes. Attribute "group": "data", "tensor" or "pipeline" names the mesh axis, the
+// communicator of which runs it. Send/Recv carry "peer" (a rank of the group) and "tag".
+namespace comm_op {
+inline constexpr const char* kAllReduce = "AllReduce";          // attr reduction: sum|max|min
+inline constexpr const char* kReduceScatter = "ReduceScatter";  // attr axis, sizes
+inline constexpr const char* kAllGather = "AllGather";          // attr axis, sizes
+inline constexpr const char* kAllToAll = "AllToAll";
+inline constexpr const char* kBroadcast = "Broadcast";          // attr root
+inline constexpr const char* kSend = "Send";
+inline constexpr const char* kRecv = "Recv";
+}  // namespace comm_op
+bool is_communication(const std::string& op_type);
+
+std::string program_string(const Program& program);
+
+}  // namespace trainrt
