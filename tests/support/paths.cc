@@ -2,12 +2,21 @@
 
 namespace trainrt::testing {
 
+// SOURCE_DIR, BINARY_DIR and AUSTEN_TEXT come from tests/CMakeLists.txt.
 std::string source_path(const std::string& relative) {
-  return std::string(TRAINRT_SOURCE_DIR) + "/" + relative;
+  return std::string(SOURCE_DIR) + "/" + relative;
 }
 
 std::string trainrt_binary() {
-  return std::string(TRAINRT_BINARY_DIR) + "/trainrt";
+  return std::string(BINARY_DIR) + "/trainrt";
+}
+
+std::string austen_text() {
+  return AUSTEN_TEXT;
+}
+
+std::string fashion_mnist() {
+  return "/usr/share/datasets/fashion-mnist";
 }
 
 }  // namespace trainrt::testing
