@@ -1,0 +1,33 @@
+// Seconds of a collective from its bytes and the links of its group: NCCL's own model (src/graph/
+// tuning.cc), time = latency + bytes / bandwidth, least over algorithm and protocol.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "parallel/topology.h"
+
+namespace trainrt {
+
+enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kBroadcast };
+
+struct CollectiveTime {
+  double seconds = 0;
+  std::string algorithm;  // "ring/ll128", "tree/simple", "nvls/simple", "none"
+};
+
+// `bytes`: of the whole tensor (of all shards together for reduce-scatter and all-gather).
+// `architecture` as in DeviceType.
+CollectiveTime collective_time(Collective kind,
+                               double bytes,
+                               const GroupLinks& group,
+                               const std::string& architecture);
+
+// One message between two devices; `host_bandwidth` is what the sender gets of the network.
+double send_time(double bytes, const GroupLinks& pair);
+
+// What links give of their raw rate to a stream of large messages.
+double effective_intra_bandwidth(const LinkType& link);
+double effective_inter_bandwidth(double raw_bytes_per_second);
+
+}  // namespace trainrt
