@@ -13,7 +13,9 @@ std::map<std::string, ModelFamily>& families() {
   return instance;
 }
 
-void fill(int64_t& field, int64_t value) { field = field == 0 ? value : field; }
+void fill(int64_t& field, int64_t value) {
+  field = field == 0 ? value : field;
+}
 
 // Sizes left open take the family's defaults. ffn and kv_heads follow from the sizes that were
 // given, so that `--hidden 256` alone gives a model of the family's proportions.
@@ -81,17 +83,33 @@ ModelSpec named_model(const std::string& name) {
   for (const std::string& size_name : model_names()) {
     known.push_back(size_name);
   }
-  TRAINRT_FAIL(kInvalidArgument, "there is no model '", name, "'", did_you_mean(name, known),
+  TRAINRT_FAIL(kInvalidArgument,
+               "there is no model '",
+               name,
+               "'",
+               did_you_mean(name, known),
                " (families and named sizes: trainrt model --help)");
 }
 
 Graph build_model(const ModelSpec& spec, int64_t batch) {
   const auto it = families().find(spec.family);
-  TRAINRT_REQUIRE(it != families().end(), kInvalidArgument, "there is no model family '",
-                  spec.family, "'", did_you_mean(spec.family, model_families()));
+  TRAINRT_REQUIRE(it != families().end(),
+                  kInvalidArgument,
+                  "there is no model family '",
+                  spec.family,
+                  "'",
+                  did_you_mean(spec.family, model_families()));
   const ModelSpec full = complete(spec, it->second.defaults);
-  for (const int64_t size : {full.layers, full.hidden, full.heads, full.kv_heads, full.ffn,
-                             full.vocab, full.seq, full.classes, full.image, full.channels}) {
+  for (const int64_t size : {full.layers,
+                             full.hidden,
+                             full.heads,
+                             full.kv_heads,
+                             full.ffn,
+                             full.vocab,
+                             full.seq,
+                             full.classes,
+                             full.image,
+                             full.channels}) {
     TRAINRT_REQUIRE(size >= 0, kInvalidArgument, "model sizes must be positive, got ", size);
   }
   return it->second.build(full, batch);

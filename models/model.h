@@ -14,8 +14,8 @@
 namespace trainrt {
 
 struct ModelSpec {
-  std::string family;    // mlp lenet cnn resnet densenet mobilenet vit bert gpt2 llama t5 unet lstm
-  int64_t layers = 0;    // blocks; resnet: 18, 34, 50, 101, 152; densenet: 121 ...
+  std::string family;  // mlp lenet cnn resnet densenet mobilenet vit bert gpt2 llama t5 unet lstm
+  int64_t layers = 0;  // blocks; resnet: 18, 34, 50, 101, 152; densenet: 121 ...
   int64_t hidden = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;  // llama: fewer than heads for grouped-query attention
@@ -32,8 +32,8 @@ struct ModelSpec {
 // The opset that builders write.
 inline constexpr int kModelOpset = 17;
 
-// A family's name with its defaults, or a named size ("resnet50", "gpt3-175b", "bert-large"). Throws
-// kInvalidArgument with near names.
+// A family's name with its defaults, or a named size ("resnet50", "gpt3-175b", "bert-large").
+// Throws kInvalidArgument with near names.
 ModelSpec named_model(const std::string& name);
 std::vector<std::string> model_families();
 std::vector<std::string> model_names();  // named sizes

@@ -34,8 +34,15 @@ Tensor draw(uint64_t key, const Shape& shape, const std::string& kind, double pa
 }  // namespace
 
 void require_multiple(int64_t value, const char* name, int64_t divisor, const char* divisor_name) {
-  TRAINRT_REQUIRE(value > 0 && divisor > 0 && value % divisor == 0, kInvalidArgument, name, " = ",
-                  value, " must be a positive multiple of ", divisor_name, " = ", divisor);
+  TRAINRT_REQUIRE(value > 0 && divisor > 0 && value % divisor == 0,
+                  kInvalidArgument,
+                  name,
+                  " = ",
+                  value,
+                  " must be a positive multiple of ",
+                  divisor_name,
+                  " = ",
+                  divisor);
 }
 
 void OnnxBuilder::output(ValueId id, const std::string& name) {
@@ -52,7 +59,8 @@ ValueId OnnxBuilder::weight(const std::string& name,
   value.type = {DType::kFloat32, shape};
   value.kind = ValueKind::kParameter;
   const uint64_t key = mix_keys(seed_, hash_name(name));
-  value.source = {kind, [key, shape, kind, parameter] { return draw(key, shape, kind, parameter); }};
+  value.source = {kind,
+                  [key, shape, kind, parameter] { return draw(key, shape, kind, parameter); }};
   return graph_.add_value(std::move(value));
 }
 
@@ -145,17 +153,20 @@ ValueId OnnxBuilder::reduce_mean(ValueId x, std::vector<int64_t> axes, bool keep
   Shape out;
   const Shape& in = shape(x);
   for (size_t d = 0; d < in.size(); ++d) {
-    const bool reduced =
-        std::find(axes.begin(), axes.end(), static_cast<int64_t>(d)) != axes.end();
+    const bool reduced = std::find(axes.begin(), axes.end(), static_cast<int64_t>(d)) != axes.end();
     if (!reduced || keepdims) {
       out.push_back(reduced ? 1 : in[d]);
     }
   }
-  return op("ReduceMean", {x}, std::move(out),
+  return op("ReduceMean",
+            {x},
+            std::move(out),
             {{"axes", std::move(axes)}, {"keepdims", int64_t{keepdims}}});
 }
 
-ValueId OnnxBuilder::softmax(ValueId x) { return unary("Softmax", x, {{"axis", int64_t{-1}}}); }
+ValueId OnnxBuilder::softmax(ValueId x) {
+  return unary("Softmax", x, {{"axis", int64_t{-1}}});
+}
 
 ValueId OnnxBuilder::dropout(ValueId x, double ratio) {
   if (ratio <= 0) {
@@ -182,11 +193,8 @@ ValueId OnnxBuilder::gather(ValueId table, ValueId indices) {
   return op("Gather", {table, indices}, std::move(out), {{"axis", int64_t{0}}});
 }
 
-ValueId OnnxBuilder::linear(ValueId x,
-                            int64_t out,
-                            const std::string& name,
-                            double stddev,
-                            bool bias) {
+ValueId OnnxBuilder::linear(
+    ValueId x, int64_t out, const std::string& name, double stddev, bool bias) {
   const ValueId y = matmul(x, normal(name + ".weight", {shape(x).back(), out}, stddev));
   return bias ? add(y, filled(name + ".bias", {out}, 0)) : y;
 }
@@ -216,7 +224,9 @@ ValueId OnnxBuilder::layer_norm(ValueId x, const std::string& name, double eps) 
   const int64_t width = shape(x).back();
   return op("LayerNormalization",
             {x, filled(name + ".weight", {width}, 1), filled(name + ".bias", {width}, 0)},
-            shape(x), {{"axis", int64_t{-1}}, {"epsilon", eps}}, name);
+            shape(x),
+            {{"axis", int64_t{-1}}, {"epsilon", eps}},
+            name);
 }
 
 ValueId OnnxBuilder::rms_norm(ValueId x, const std::string& name, double eps) {
@@ -237,7 +247,9 @@ ValueId OnnxBuilder::gelu_tanh(ValueId x) {
   return mul(mul(x, scalar(0.5)), add(unary("Tanh", inner), scalar(1)));
 }
 
-ValueId OnnxBuilder::silu(ValueId x) { return mul(x, unary("Sigmoid", x)); }
+ValueId OnnxBuilder::silu(ValueId x) {
+  return mul(x, unary("Sigmoid", x));
+}
 
 ValueId OnnxBuilder::split_heads(ValueId x, int64_t heads) {
   const Shape s = shape(x);
@@ -249,12 +261,8 @@ ValueId OnnxBuilder::merge_heads(ValueId x) {
   return reshape(transpose(x, {0, 2, 1, 3}), {s[0], s[2], s[1] * s[3]});
 }
 
-ValueId OnnxBuilder::attention(ValueId q,
-                               ValueId k,
-                               ValueId v,
-                               double scale,
-                               ValueId mask,
-                               double dropout_ratio) {
+ValueId OnnxBuilder::attention(
+    ValueId q, ValueId k, ValueId v, double scale, ValueId mask, double dropout_ratio) {
   ValueId scores = matmul(q, transpose(k, {0, 1, 3, 2}));
   if (scale != 1) {
     scores = mul(scores, scalar(scale));
@@ -269,7 +277,9 @@ ValueId OnnxBuilder::causal_mask(int64_t seq) {
   // Computed in the graph (and folded at import), so the file holds no seq x seq table.
   const ValueId dims = constant(Tensor::from(std::vector<int64_t>{seq, seq}, {2}));
   const float minus_inf = -std::numeric_limits<float>::infinity();
-  const ValueId full = node("ConstantOfShape", {dims}, {{DType::kFloat32, {seq, seq}}},
+  const ValueId full = node("ConstantOfShape",
+                            {dims},
+                            {{DType::kFloat32, {seq, seq}}},
                             {{"value", Tensor::from(std::vector<float>{minus_inf}, {1})}})
                            .at(0);
   const ValueId diagonal = constant(Tensor::scalar(int64_t{1}));
@@ -291,7 +301,9 @@ ValueId OnnxBuilder::conv(ValueId x, int64_t out, const std::string& name, ConvO
   if (options.bias) {
     inputs.push_back(filled(name + ".bias", {out}, 0));
   }
-  return op("Conv", inputs, {s[0], out, extent(s[2]), extent(s[3])},
+  return op("Conv",
+            inputs,
+            {s[0], out, extent(s[2]), extent(s[3])},
             {{"kernel_shape", std::vector<int64_t>{options.kernel, options.kernel}},
              {"strides", std::vector<int64_t>{options.stride, options.stride}},
              {"pads", std::vector<int64_t>{pad, pad, pad, pad}},
@@ -303,11 +315,12 @@ ValueId OnnxBuilder::conv(ValueId x, int64_t out, const std::string& name, ConvO
 ValueId OnnxBuilder::conv_transpose(
     ValueId x, int64_t out, const std::string& name, int64_t kernel, int64_t stride) {
   const Shape s = shape(x);
-  const double fan_in = static_cast<double>(s[1] * kernel * kernel) /
-                        static_cast<double>(stride * stride);
+  const double fan_in =
+      static_cast<double>(s[1] * kernel * kernel) / static_cast<double>(stride * stride);
   const auto extent = [&](int64_t size) { return (size - 1) * stride + kernel; };
   return op("ConvTranspose",
-            {x, normal(name + ".weight", {s[1], out, kernel, kernel}, std::sqrt(1 / fan_in)),
+            {x,
+             normal(name + ".weight", {s[1], out, kernel, kernel}, std::sqrt(1 / fan_in)),
              filled(name + ".bias", {out}, 0)},
             {s[0], out, extent(s[2]), extent(s[3])},
             {{"kernel_shape", std::vector<int64_t>{kernel, kernel}},
@@ -320,11 +333,14 @@ ValueId OnnxBuilder::batch_norm(ValueId x, const std::string& name) {
   const int64_t channels = shape(x)[1];
   const TensorType statistics = {DType::kFloat32, {channels}};
   return node("BatchNormalization",
-              {x, filled(name + ".weight", {channels}, 1), filled(name + ".bias", {channels}, 0),
+              {x,
+               filled(name + ".weight", {channels}, 1),
+               filled(name + ".bias", {channels}, 0),
                state(name + ".running_mean", {channels}, 0),
                state(name + ".running_var", {channels}, 1)},
               {{DType::kFloat32, shape(x)}, statistics, statistics},
-              {{"epsilon", 1e-5}, {"momentum", 0.9}, {"training_mode", int64_t{1}}}, name)
+              {{"epsilon", 1e-5}, {"momentum", 0.9}, {"training_mode", int64_t{1}}},
+              name)
       .at(0);
 }
 
@@ -334,24 +350,25 @@ ValueId OnnxBuilder::group_norm(ValueId x, int64_t groups, const std::string& na
   const int64_t rest = dims_product(s, 1, static_cast<int>(s.size())) / groups;
   const ValueId grouped = reshape(x, {s[0], groups, rest});
   const auto per_group = [&](float value) {
-    return constant(
-        Tensor::from(std::vector<float>(static_cast<size_t>(groups), value), {groups}));
+    return constant(Tensor::from(std::vector<float>(static_cast<size_t>(groups), value), {groups}));
   };
-  const ValueId normalised = op("InstanceNormalization", {grouped, per_group(1), per_group(0)},
-                                shape(grouped), {{"epsilon", 1e-5}}, name);
+  const ValueId normalised = op("InstanceNormalization",
+                                {grouped, per_group(1), per_group(0)},
+                                shape(grouped),
+                                {{"epsilon", 1e-5}},
+                                name);
   const ValueId back = reshape(normalised, s);
   return add(mul(back, filled(name + ".weight", {s[1], 1, 1}, 1)),
              filled(name + ".bias", {s[1], 1, 1}, 0));
 }
 
-ValueId OnnxBuilder::pool(const std::string& op_type,
-                          ValueId x,
-                          int64_t kernel,
-                          int64_t stride,
-                          int64_t pad) {
+ValueId OnnxBuilder::pool(
+    const std::string& op_type, ValueId x, int64_t kernel, int64_t stride, int64_t pad) {
   const Shape s = shape(x);
   const auto extent = [&](int64_t size) { return (size + 2 * pad - kernel) / stride + 1; };
-  return op(op_type, {x}, {s[0], s[1], extent(s[2]), extent(s[3])},
+  return op(op_type,
+            {x},
+            {s[0], s[1], extent(s[2]), extent(s[3])},
             {{"kernel_shape", std::vector<int64_t>{kernel, kernel}},
              {"strides", std::vector<int64_t>{stride, stride}},
              {"pads", std::vector<int64_t>{pad, pad, pad, pad}}});
@@ -364,7 +381,9 @@ ValueId OnnxBuilder::global_average_pool(ValueId x) {
 
 ValueId OnnxBuilder::flatten(ValueId x) {
   const Shape s = shape(x);
-  return op("Flatten", {x}, {s[0], dims_product(s, 1, static_cast<int>(s.size()))},
+  return op("Flatten",
+            {x},
+            {s[0], dims_product(s, 1, static_cast<int>(s.size()))},
             {{"axis", int64_t{1}}});
 }
 
