@@ -1,0 +1,73 @@
+// Mul and Div.
+//
+// d(a b) = b da + a db. For q = a / b: da = dq / b, db = -q dq / b, which needs no a.
+#include <type_traits>
+
+#include "graph/autodiff.h"
+#include "graph/op_def.h"
+#include "ops/elementwise.h"
+
+namespace trainrt {
+
+namespace {
+
+struct Mul {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return a * b;
+  }
+};
+
+struct Div {
+  // Integers truncate towards zero, as ONNX says since opset 24 and everybody did before; a zero
+  // divisor, which C++ leaves undefined, gives 0.
+  template <typename T>
+  T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) {
+      return b == 0 ? T(0) : b == T(-1) && std::is_signed_v<T> ? T(0) - a : a / b;
+    } else {
+      return a / b;
+    }
+  }
+};
+
+OpDef mul_op() {
+  OpDef op = binary_op<Mul, Numbers::kNumeric>("Mul");
+  op.sharding = [](const OpContext& context) -> ShardingRule {
+    return Factors::elementwise(context).linear({{0}, {1}});
+  };
+  op.gradient = [](GradientBuilder& g) {
+    for (int i = 0; i < 2; ++i) {
+      if (g.needs_grad(i)) {
+        g.set_input_grad(i, g.reduce_to(g.mul(g.output_grad(0), g.input(1 - i)), g.input_shape(i)));
+      }
+    }
+  };
+  op.examples = binary_examples(-1, 1);
+  return op;
+}
+
+OpDef div_op() {
+  OpDef op = binary_op<Div, Numbers::kNumeric>("Div");
+  op.sharding = [](const OpContext& context) -> ShardingRule {
+    return Factors::elementwise(context).linear({{0}});
+  };
+  op.gradient = [](GradientBuilder& g) {
+    const ValueId quotient = g.div(g.output_grad(0), g.input(1));
+    if (g.needs_grad(0)) {
+      g.set_input_grad(0, g.reduce_to(quotient, g.input_shape(0)));
+    }
+    if (g.needs_grad(1)) {
+      g.set_input_grad(1, g.neg(g.reduce_to(g.mul(quotient, g.output(0)), g.input_shape(1))));
+    }
+  };
+  op.examples = binary_examples(0.5, 2);
+  return op;
+}
+
+const RegisterOp kMul{mul_op()};
+const RegisterOp kDiv{div_op()};
+
+}  // namespace
+
+}  // namespace trainrt
