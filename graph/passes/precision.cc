@@ -59,7 +59,9 @@ Graph to_float64(const Graph& graph) {
     }
     const NodeId id = wide.add_node(std::move(node), types, std::move(names));
     for (size_t i = 0; i < original.outputs.size(); ++i) {
-      if (original.outputs[i] != kNoValue) {
+      if (original.outputs[i] == kNoValue) {
+        wide.node(id).outputs[i] = kNoValue;
+      } else {
         map[static_cast<size_t>(original.outputs[i])] = wide.node(id).outputs[i];
       }
     }
