@@ -171,4 +171,24 @@ void strided_copy(KernelContext& context,
   }
 }
 
+void copy_kernel(KernelContext& context) {
+  const std::byte* from = static_cast<const std::byte*>(context.raw_input(0));
+  std::byte* to = static_cast<std::byte*>(context.raw_output(0));
+  if (from == to) {
+    return;
+  }
+  context.parallel_for(
+      context.output_type(0).bytes(), kGrainBytes, [=](int64_t begin, int64_t end) {
+        std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+      });
+}
+
+void clear_output(KernelContext& context) {
+  std::byte* to = static_cast<std::byte*>(context.raw_output(0));
+  context.parallel_for(
+      context.output_type(0).bytes(), kGrainBytes, [to](int64_t begin, int64_t end) {
+        std::memset(to + begin, 0, static_cast<size_t>(end - begin));
+      });
+}
+
 }  // namespace trainrt

@@ -23,6 +23,12 @@ void strided_copy(KernelContext& context,
                   const StridedView& to,
                   const StridedView& from);
 
+// Copies input 0 to output 0, which has as many bytes; nothing to do in place.
+void copy_kernel(KernelContext& context);
+
+// Sets all bytes of output 0 to zero.
+void clear_output(KernelContext& context);
+
 // `base` moved on by `elements`.
 inline void* element_at(void* base, int64_t elements, int64_t element_bytes) {
   return static_cast<std::byte*>(base) + elements * element_bytes;

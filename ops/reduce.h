@@ -1,0 +1,170 @@
+// Reductions from functors. A reducer says how one element joins the accumulator (double for all
+// floats, 64-bit integers for integers):
+//
+//   struct Sum {
+//     template <typename A> static A init();
+//     template <typename A> static A step(A sum, A x);
+//     template <typename A> static A merge(A a, A b);
+//     template <typename A> static A finish(A sum, double count);
+//   };
+//
+// A step may be the identity in `merge` only for the init value. The order of additions depends on
+// the shape alone. How the dims are walked is ordinary code in reduce.cc.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "graph/kernel.h"
+#include "graph/op_def.h"
+#include "graph/upgrade.h"
+
+namespace trainrt {
+
+namespace reduce {
+
+constexpr int64_t kLanes = 16;     // independent accumulators along a contiguous run
+constexpr int64_t kColumns = 128;  // accumulators of a block of columns
+
+// The type-erased parts of a reducer for elements T and accumulators A (8 bytes each).
+struct Loops {
+  int64_t element_bytes;
+  void (*init)(void* accumulators, int64_t n);
+  // accumulators[0] joined with n elements `stride` apart.
+  void (*row)(void* accumulators, const void* elements, int64_t stride, int64_t n);
+  // accumulators[j] joined with elements[j] for j < n.
+  void (*column)(void* accumulators, const void* elements, int64_t n);
+  void (*merge)(void* accumulators, const void* others, int64_t n);
+  void (*finish)(const void* accumulators, void* out, int64_t n, double count);
+};
+
+// The plain walk (one output after the other, one element after the other), and the fast one.
+void run_reference(KernelContext& context, const Loops& loops);
+void run_fast(KernelContext& context, const Loops& loops);
+int64_t workspace(const OpContext& op);
+
+template <typename T>
+using AccumulatorFor =
+    std::conditional_t<std::is_integral_v<T>,
+                       std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>,
+                       double>;
+
+template <typename A, typename T>
+A load(T value) {
+  if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+    return static_cast<A>(static_cast<float>(value));
+  } else {
+    return static_cast<A>(value);
+  }
+}
+
+template <typename R, typename T>
+void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t n) {
+  using A = AccumulatorFor<T>;
+  const T* x = static_cast<const T*>(elements);
+  A result = *static_cast<A*>(accumulators);
+  int64_t i = 0;
+  if (stride == 1 && n >= kLanes) {
+    A lanes[kLanes];
+    for (A& lane : lanes) {
+      lane = R::template init<A>();
+    }
+    for (; i + kLanes <= n; i += kLanes) {
+#pragma omp simd
+      for (int64_t j = 0; j < kLanes; ++j) {
+        lanes[j] = R::step(lanes[j], load<A>(x[i + j]));
+      }
+    }
+    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+      for (int64_t j = 0; j < width; ++j) {
+        lanes[j] = R::merge(lanes[j], lanes[j + width]);
+      }
+    }
+    result = R::merge(result, lanes[0]);
+  }
+  for (; i < n; ++i) {
+    result = R::step(result, load<A>(x[i * stride]));
+  }
+  *static_cast<A*>(accumulators) = result;
+}
+
+template <typename R, typename T>
+Loops loops_of() {
+  using A = AccumulatorFor<T>;
+  Loops loops;
+  loops.element_bytes = sizeof(T);
+  loops.init = [](void* accumulators, int64_t n) {
+    std::fill_n(static_cast<A*>(accumulators), n, R::template init<A>());
+  };
+  loops.row = row_loop<R, T>;
+  loops.column = [](void* accumulators, const void* elements, int64_t n) {
+    A* a = static_cast<A*>(accumulators);
+    const T* x = static_cast<const T*>(elements);
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      a[j] = R::step(a[j], load<A>(x[j]));
+    }
+  };
+  loops.merge = [](void* accumulators, const void* others, int64_t n) {
+    A* a = static_cast<A*>(accumulators);
+    const A* b = static_cast<const A*>(others);
+    for (int64_t j = 0; j < n; ++j) {
+      a[j] = R::merge(a[j], b[j]);
+    }
+  };
+  loops.finish = [](const void* accumulators, void* out, int64_t n, double count) {
+    const A* a = static_cast<const A*>(accumulators);
+    T* y = static_cast<T*>(out);
+    for (int64_t j = 0; j < n; ++j) {
+      const A result = R::finish(a[j], count);
+      if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+        y[j] = T(static_cast<float>(result));
+      } else {
+        y[j] = static_cast<T>(result);
+      }
+    }
+  };
+  return loops;
+}
+
+template <typename R>
+Loops select_loops(DType dtype) {
+  Loops loops;
+  dispatch_all(dtype, [&loops](auto tag) {
+    using T = decltype(tag);
+    if constexpr (std::is_same_v<T, bool>) {
+      TRAINRT_FAIL(kUnsupported, "reduction of bool");
+    } else {
+      loops = loops_of<R, T>();
+    }
+  });
+  return loops;
+}
+
+// Types, cost, workspace, upgrade and sharding of a reduction with attributes `axes` and
+// `keepdims`. Reduced dims are reduction factors of `kind`, or whole.
+OpDef form(std::string name, bool sharded, ReductionKind kind);
+
+// One float32 example per way of laying out the reduced dims.
+std::vector<OpExample> examples(double low, double high);
+
+// A value of the reduced shape with its reduced dims kept as 1, ready to broadcast against input 0.
+ValueId keep_dims(GradientBuilder& g, ValueId reduced);
+
+}  // namespace reduce
+
+template <typename R>
+OpDef reduce_op(std::string name, bool sharded = false, ReductionKind kind = ReductionKind::kSum) {
+  OpDef op = reduce::form(std::move(name), sharded, kind);
+  op.reference_kernel = [](KernelContext& context) {
+    reduce::run_reference(context, reduce::select_loops<R>(context.input_dtype(0)));
+  };
+  op.cpu_kernel = [](KernelContext& context) {
+    reduce::run_fast(context, reduce::select_loops<R>(context.input_dtype(0)));
+  };
+  return op;
+}
+
+}  // namespace trainrt
