@@ -128,13 +128,16 @@ std::vector<std::vector<NodeId>> Graph::consumers() const {
 
 namespace {
 
+// Numbers that were given out are remembered per stem, or naming n nodes would take n^2 look-ups.
 template <typename Map>
-std::string unique_name(const Map& taken, const std::string& stem) {
+std::string unique_name(const Map& taken,
+                        std::unordered_map<std::string, int>& next_number,
+                        const std::string& stem) {
   if (taken.count(stem) == 0) {
     return stem;
   }
-  for (int i = 1;; ++i) {
-    std::string name = stem + "_" + std::to_string(i);
+  for (int& number = next_number[stem];;) {
+    std::string name = stem + "_" + std::to_string(++number);
     if (taken.count(name) == 0) {
       return name;
     }
@@ -143,12 +146,12 @@ std::string unique_name(const Map& taken, const std::string& stem) {
 
 }  // namespace
 
-std::string Graph::unique_value_name(const std::string& stem) const {
-  return unique_name(value_by_name_, stem);
+std::string Graph::unique_value_name(const std::string& stem) {
+  return unique_name(value_by_name_, next_value_number_, stem);
 }
 
-std::string Graph::unique_node_name(const std::string& stem) const {
-  return unique_name(node_by_name_, stem);
+std::string Graph::unique_node_name(const std::string& stem) {
+  return unique_name(node_by_name_, next_node_number_, stem);
 }
 
 Graph Graph::subgraph(const std::vector<NodeId>& keep, std::vector<ValueId>* value_map) const {

@@ -135,8 +135,8 @@ class Graph {
   std::vector<std::vector<NodeId>> consumers() const;
 
   // A name not yet used by a value or a node: `stem`, or `stem` with a number.
-  std::string unique_value_name(const std::string& stem) const;
-  std::string unique_node_name(const std::string& stem) const;
+  std::string unique_value_name(const std::string& stem);
+  std::string unique_node_name(const std::string& stem);
 
   // The same graph restricted to `keep` (node ids, in the new order), without values that are then
   // neither used nor persistent nor an input. `value_map`, if given, receives old id -> new id.
@@ -149,6 +149,8 @@ class Graph {
   std::vector<StateUpdate> updates_;
   std::unordered_map<std::string, ValueId> value_by_name_;
   std::unordered_map<std::string, NodeId> node_by_name_;
+  std::unordered_map<std::string, int> next_value_number_;
+  std::unordered_map<std::string, int> next_node_number_;
 };
 
 }  // namespace trainrt
