@@ -21,14 +21,24 @@ UpgradeContext::UpgradeContext(Graph& graph,
       results_(output_names_.size(), kNoValue) {}
 
 ValueId UpgradeContext::input(int i) const {
-  TRAINRT_REQUIRE(has_input(i), kInvalidModel, "node '", node_name_, "' (", op_type_,
-                  "): input ", i, " is missing");
+  TRAINRT_REQUIRE(has_input(i),
+                  kInvalidModel,
+                  "node '",
+                  node_name_,
+                  "' (",
+                  op_type_,
+                  "): input ",
+                  i,
+                  " is missing");
   return inputs_[static_cast<size_t>(i)];
 }
 
 std::optional<Tensor> UpgradeContext::constant_input(int i) const {
   if (!has_input(i)) {
     return std::nullopt;
+  }
+  if (resolver_) {
+    return resolver_(inputs_[static_cast<size_t>(i)]);
   }
   const Value& value = graph_.value(inputs_[static_cast<size_t>(i)]);
   if (value.kind != ValueKind::kConstant) {
@@ -43,7 +53,10 @@ std::optional<Tensor> UpgradeContext::constant_input(int i) const {
 std::vector<int64_t> UpgradeContext::int_input(int i) const {
   const std::optional<Tensor> tensor = constant_input(i);
   if (!tensor) {
-    fail(concat("input ", i, " ('", graph_.value(input(i)).name,
+    fail(concat("input ",
+                i,
+                " ('",
+                graph_.value(input(i)).name,
                 "') must be known when the model is imported, but it depends on data; bind the "
                 "dims it comes from with --bind"));
   }
@@ -76,7 +89,9 @@ void UpgradeContext::set_outputs(const std::vector<ValueId>& values) {
   }
 }
 
-void UpgradeContext::pass_through() { set_outputs(emit(op_type_, inputs_, attributes_)); }
+void UpgradeContext::pass_through() {
+  set_outputs(emit(op_type_, inputs_, attributes_));
+}
 
 void UpgradeContext::bind_state(int state_input, ValueId new_value, const std::string& why) {
   Value& state = graph_.value(input(state_input));

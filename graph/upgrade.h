@@ -4,6 +4,7 @@
 // is known when a model is imported, and autodiff, sharding and kernels read one place.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ class UpgradeContext : public GraphBuilder {
 
   // The contents of input i if it is known at import, else nothing.
   std::optional<Tensor> constant_input(int i) const;
+  // Asked for the contents of inputs that are no constants themselves but follow from such.
+  using Resolver = std::function<std::optional<Tensor>(ValueId)>;
+  void set_resolver(Resolver resolver) { resolver_ = std::move(resolver); }
   // The same as integers; throws kUnsupported (naming node and input) when it is not known.
   std::vector<int64_t> int_input(int i) const;
   double float_input(int i) const;
@@ -65,6 +69,7 @@ class UpgradeContext : public GraphBuilder {
   std::vector<std::string> output_names_;
   Attributes attributes_;
   std::vector<ValueId> results_;
+  Resolver resolver_;
 };
 
 }  // namespace trainrt

@@ -1,0 +1,314 @@
+// One walk from the float outputs towards the inputs finds what a gradient reaches; a second, from
+// the outputs of weight-like operands backwards through data movement, finds Constant nodes that
+// stand in the place of a weight.
+#include "graph/onnx_parameters.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "graph/op_def.h"
+
+namespace trainrt {
+
+namespace {
+
+// Largest tensor whose contents are looked at to tell what it is.
+constexpr int64_t kMaxInspectedElements = 1 << 20;
+// An additive mask holds numbers of this size where attention must not look.
+constexpr double kMaskMagnitude = 1e4;
+
+std::vector<double> contents(const Value& value, bool inlined) {
+  if (!inlined || num_elements(value.type.shape) > kMaxInspectedElements) {
+    return {};
+  }
+  return value.source.load().to_double();
+}
+
+// Names that exporters make up: "onnx::Mul_12", "/layer/Constant_output_0", "val_3", "42".
+bool is_made_up(const std::string& name) {
+  for (const char* part : {"onnx::", "Constant", "constant", "/", "scalar.", "val_", "_output_"}) {
+    if (name.find(part) != std::string::npos) {
+      return true;
+    }
+  }
+  return std::all_of(
+      name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+}
+
+bool matches(const std::vector<std::string>& globs, const std::string& name) {
+  return std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
+    return fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+void check_globs(const char* flag,
+                 const std::vector<std::string>& globs,
+                 const std::vector<std::string>& names) {
+  for (const std::string& glob : globs) {
+    const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+    });
+    TRAINRT_REQUIRE(found,
+                    kInvalidArgument,
+                    flag,
+                    " '",
+                    glob,
+                    "' matches no parameter",
+                    did_you_mean(glob, names),
+                    "; inspect lists them");
+  }
+}
+
+// Values that a gradient of some float output reaches.
+std::vector<bool> differentiable_values(const Graph& graph) {
+  std::vector<bool> reached(static_cast<size_t>(graph.num_values()), false);
+  const auto reach = [&](ValueId id) {
+    if (id != kNoValue && is_floating(graph.value(id).type.dtype)) {
+      reached[static_cast<size_t>(id)] = true;
+    }
+  };
+  for (const ValueId output : graph.outputs()) {
+    reach(output);
+  }
+  for (NodeId id = graph.num_nodes(); id-- > 0;) {
+    const Node& node = graph.node(id);
+    const bool wanted = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+      return output != kNoValue && reached[static_cast<size_t>(output)];
+    });
+    const OpDef* def = find_op(node.op_type);
+    if (wanted && def != nullptr && !def->not_differentiable) {
+      for (const ValueId input : node.inputs) {
+        reach(input);
+      }
+    }
+  }
+  return reached;
+}
+
+bool moves_data(const std::string& op) {
+  static const std::set<std::string> kOps = {
+      "Transpose", "Reshape", "Slice", "Concat", "Split", "Cast", "Expand", "Identity"};
+  return kOps.count(op) != 0;
+}
+
+bool is_weight_operand(const std::string& op, size_t input) {
+  static const std::map<std::string, std::set<size_t>> kPositions = {
+      {"MatMul", {0, 1}},
+      {"Einsum", {0, 1, 2}},
+      {"Conv", {1, 2}},
+      {"ConvTranspose", {1, 2}},
+      {"BatchNormalization", {1, 2}},
+      {"LayerNormalization", {1, 2}},
+      {"RMSNormalization", {1}},
+      {"InstanceNormalization", {1, 2}},
+      {"GroupNormalization", {1, 2}},
+      {"PRelu", {1}},
+      {"Gather", {0}},
+      {"LSTM", {1, 2, 3}},
+      {"GRU", {1, 2, 3}},
+      {"RNN", {1, 2, 3}}};
+  const auto it = kPositions.find(op);
+  return it != kPositions.end() && it->second.count(input) != 0;
+}
+
+bool is_scale_or_shift(const std::string& op) {
+  return op == "Add" || op == "Mul" || op == "Sub" || op == "Div";
+}
+
+// Values whose data ends, unchanged but for its place, in an operand that `accepts`.
+template <typename Accepts>
+std::vector<bool> values_in_position(const Graph& graph, Accepts&& accepts) {
+  std::vector<bool> found(static_cast<size_t>(graph.num_values()), false);
+  for (NodeId id = graph.num_nodes(); id-- > 0;) {
+    const Node& node = graph.node(id);
+    const bool moved = moves_data(node.op_type) &&
+                       std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+                         return output != kNoValue && found[static_cast<size_t>(output)];
+                       });
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] != kNoValue && (moved || accepts(node.op_type, i))) {
+        found[static_cast<size_t>(node.inputs[i])] = true;
+      }
+    }
+  }
+  return found;
+}
+
+class RoleAssigner {
+ public:
+  RoleAssigner(Graph& graph,
+               const std::vector<WeightCandidate>& candidates,
+               const BindOptions& options)
+      : graph_(graph),
+        candidates_(candidates),
+        options_(options),
+        consumers_(graph.consumers()),
+        differentiable_(differentiable_values(graph)),
+        weights_(values_in_position(graph, is_weight_operand)),
+        scales_(values_in_position(
+            graph, [](const std::string& op, size_t) { return is_scale_or_shift(op); })) {}
+
+  std::vector<TensorReport> assign() {
+    std::vector<std::string> names;
+    for (const WeightCandidate& candidate : candidates_) {
+      if (in_weight_position(candidate)) {
+        has_constant_weights_ = true;
+      }
+      if (reached(candidate.value)) {
+        names.push_back(graph_.value(candidate.value).name);
+      }
+    }
+    check_globs("--trainable", options_.trainable, names);
+    check_globs("--freeze", options_.freeze, names);
+    std::vector<TensorReport> reports;
+    for (const WeightCandidate& candidate : candidates_) {
+      Value& value = graph_.value(candidate.value);
+      TensorReport report{value.name, value.type, "", ""};
+      decide(candidate, report);
+      if (!candidate.note.empty()) {
+        report.why += "; " + candidate.note;
+      }
+      apply(candidate, value, report);
+      reports.push_back(std::move(report));
+    }
+    return reports;
+  }
+
+ private:
+  bool reached(ValueId id) const { return differentiable_[static_cast<size_t>(id)]; }
+
+  bool is_used(ValueId id) const {
+    return !consumers_[static_cast<size_t>(id)].empty() ||
+           std::find(graph_.outputs().begin(), graph_.outputs().end(), id) !=
+               graph_.outputs().end();
+  }
+
+  bool in_weight_position(const WeightCandidate& candidate) const {
+    return candidate.origin == WeightCandidate::Origin::kConstantNode &&
+           weights_[static_cast<size_t>(candidate.value)] && reached(candidate.value);
+  }
+
+  std::string first_reader(ValueId id) const {
+    const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(id)];
+    return readers.empty()
+               ? "a graph output"
+               : concat(graph_.node(readers[0]).op_type, " '", graph_.node(readers[0]).name, "'");
+  }
+
+  bool is_mask(const WeightCandidate& candidate) const {
+    const std::vector<double> data = contents(graph_.value(candidate.value), candidate.inlined);
+    return std::any_of(data.begin(), data.end(), [](double element) {
+      return !std::isfinite(element) || std::abs(element) >= kMaskMagnitude;
+    });
+  }
+
+  void set(TensorReport& report, const char* role, std::string why) const {
+    report.role = role;
+    report.why = std::move(why);
+  }
+
+  void decide(const WeightCandidate& candidate, TensorReport& report) const {
+    const Value& value = graph_.value(candidate.value);
+    const bool single = num_elements(value.type.shape) == 1;
+    if (value.kind == ValueKind::kState) {
+      set(report, "state", value.why);
+    } else if (!is_used(candidate.value)) {
+      set(report, "unused", "no node on the way to an output reads it");
+    } else if (!reached(candidate.value)) {
+      set(report,
+          "constant",
+          concat("no gradient reaches it through ", first_reader(candidate.value)));
+    } else if (matches(options_.freeze, value.name)) {
+      set(report, "frozen", "--freeze");
+    } else if (!options_.trainable.empty()) {
+      if (matches(options_.trainable, value.name)) {
+        set(report, "parameter", "--trainable");
+      } else {
+        set(report, "frozen", "no --trainable names it");
+      }
+    } else if (candidate.origin == WeightCandidate::Origin::kConstantNode) {
+      decide_constant_node(candidate, report);
+    } else if (single && is_made_up(value.name)) {
+      set(report, "constant", "a single number under a name that the exporter made up");
+    } else if (is_mask(candidate)) {
+      set(report, "constant", "holds infinite or huge numbers: a mask");
+    } else {
+      set(report,
+          "parameter",
+          concat("float initializer, read by ", first_reader(candidate.value)));
+    }
+  }
+
+  void decide_constant_node(const WeightCandidate& candidate, TensorReport& report) const {
+    const auto id = static_cast<size_t>(candidate.value);
+    if (weights_[id]) {
+      set(report,
+          "parameter",
+          concat("Constant node in the place of a weight of ", first_reader(candidate.value)));
+    } else if (has_constant_weights_ && scales_[id] && !is_mask(candidate)) {
+      set(report,
+          "parameter",
+          concat("Constant node in the place of a bias or scale, ",
+                 first_reader(candidate.value),
+                 ", in a model whose weights are Constant nodes"));
+    } else {
+      set(report, "constant", "a Constant node's tensor that is no weight");
+    }
+  }
+
+  void apply(const WeightCandidate& candidate, Value& value, const TensorReport& report) const {
+    value.why = report.why;
+    if (report.role == "parameter") {
+      value.kind = ValueKind::kParameter;
+    } else if (report.role == "constant" && candidate.inlined) {
+      value.constant = value.source.load();
+    }
+  }
+
+  Graph& graph_;
+  const std::vector<WeightCandidate>& candidates_;
+  const BindOptions& options_;
+  const std::vector<std::vector<NodeId>> consumers_;
+  const std::vector<bool> differentiable_;
+  const std::vector<bool> weights_;
+  const std::vector<bool> scales_;
+  bool has_constant_weights_ = false;
+};
+
+}  // namespace
+
+bool is_false_tie(const Value& original,
+                  const WeightCandidate& candidate,
+                  const std::string& copy_name) {
+  if (is_made_up(copy_name) || copy_name.find('.') == std::string::npos) {
+    return false;
+  }
+  const std::vector<double> data = contents(original, candidate.inlined);
+  if (data.empty()) {
+    return original.type.shape.size() <= 1;  // not to be looked at: vectors are fresh norms, biases
+  }
+  return std::all_of(data.begin(), data.end(), [&](double element) { return element == data[0]; });
+}
+
+bool may_have_false_ties(const onnx::GraphProto& graph) {
+  for (const onnx::NodeProto& node : graph.node()) {
+    if (node.op_type() == "BatchNormalization" && node.output_size() > 1) {
+      return false;
+    }
+    if (node.op_type() == "Dropout" && node.input_size() > 2) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<TensorReport> assign_roles(Graph& graph,
+                                       const std::vector<WeightCandidate>& candidates,
+                                       const BindOptions& options) {
+  return RoleAssigner(graph, candidates, options).assign();
+}
+
+}  // namespace trainrt
