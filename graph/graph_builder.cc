@@ -113,7 +113,9 @@ ValueId GraphBuilder::cast(ValueId a, DType to) {
   return dtype(a) == to ? a : op("Cast", {a}, {{"to", std::string(dtype_name(to))}});
 }
 
-ValueId GraphBuilder::reduce_to(ValueId a, const Shape& target) {
+ValueId GraphBuilder::reduce_to(ValueId a, const Shape& shape_to) {
+  // Copies: both may be shapes of values of this graph, which move when a node is appended.
+  const Shape target = shape_to;
   const Shape from = shape(a);
   if (from == target) {
     return a;

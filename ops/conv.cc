@@ -474,8 +474,8 @@ void weight_grad_gradient(GradientBuilder& g) {
 }
 
 void upgrade(UpgradeContext& u) {
-  const Shape& x = u.shape(u.input(0));
-  const Shape& w = u.shape(u.input(1));
+  const Shape x = u.shape(u.input(0));
+  const Shape w = u.shape(u.input(1));
   if (x.size() < 3 || w.size() != x.size()) {
     u.fail(concat("wanted x [n, c, spatial...] and w [m, c / group, kernel...], got ",
                   shape_string(x),

@@ -52,8 +52,8 @@ void resolve_output(UpgradeContext& u, const Shape& in, Attributes& attributes, 
 }
 
 void upgrade(UpgradeContext& u) {
-  const Shape& x = u.shape(u.input(0));
-  const Shape& w = u.shape(u.input(1));
+  const Shape x = u.shape(u.input(0));
+  const Shape w = u.shape(u.input(1));
   if (x.size() < 3 || w.size() != x.size()) {
     u.fail(concat("wanted x [n, c, spatial...] and w [c, m / group, kernel...], got ",
                   shape_string(x),
