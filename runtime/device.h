@@ -31,14 +31,23 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu:0", "cuda:1"
   virtual DeviceContext& context() = 0;
-  // Throws kOutOfMemory with asked, free and limit.
+  // Throws kInfeasiblePlan above the memory limit, kOutOfMemory when the machine has no more; both
+  // with asked, used and limit.
   virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes) = 0;
   virtual void copy_to_device(void* device, const void* host, int64_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* device, int64_t bytes) = 0;
   virtual void fill_zero(void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  // To be called once on each thread that will run kernels, before the first of them.
+  virtual void attach_thread() {}
+  // Kernels take kernel time / speed: the executor waits for the rest.
+  virtual double speed() const { return 1.0; }
 };
 
 std::unique_ptr<Device> make_cpu_device(int index, const DeviceOptions& options);
+
+// What make_cpu_device's device will call itself: programs are compiled before a device exists.
+DeviceSpec cpu_device_spec(const DeviceOptions& options);
 
 }  // namespace trainrt

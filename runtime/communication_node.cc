@@ -1,0 +1,179 @@
+// Segments of a gather or scatter lie one after the other in a communicator's buffer. Along axis 0
+// that is the tensor's own order; along another axis the tensor is [outer, axis, inner] and segment
+// r is the block [outer, sizes[r], inner], packed into the workspace (or unpacked from it) by
+// `outer` copies of sizes[r] * inner elements.
+#include "runtime/communication_node.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace trainrt {
+
+namespace {
+
+ReductionKind reduction_of(const Node& node) {
+  const std::string name = node.attributes.get_string("reduction", "sum");
+  if (name == "max") {
+    return ReductionKind::kMax;
+  }
+  if (name == "min") {
+    return ReductionKind::kMin;
+  }
+  TRAINRT_CHECK(name == "sum", "node '", node.name, "': reduction '", name, "'");
+  return ReductionKind::kSum;
+}
+
+// How a whole tensor is cut along `axis` into segments of `sizes`.
+struct Segments {
+  int64_t outer = 1;
+  int64_t inner_bytes = 1;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> counts;  // elements of each segment
+
+  Segments(const Node& node, const TensorType& whole, int world_size) {
+    const int axis = static_cast<int>(node.attributes.get_int("axis", 0));
+    const int64_t extent = whole.shape.at(static_cast<size_t>(axis));
+    sizes = node.attributes.get_ints("sizes", {});
+    if (sizes.empty()) {
+      sizes.assign(static_cast<size_t>(world_size), extent / world_size);
+    }
+    outer = dims_product(whole.shape, 0, axis);
+    const int64_t inner = dims_product(whole.shape, axis + 1, static_cast<int>(whole.shape.size()));
+    inner_bytes = inner * dtype_bytes(whole.dtype);
+    for (const int64_t size : sizes) {
+      counts.push_back(outer * size * inner);
+    }
+  }
+
+  // Copies between the tensor's order and the order of segments.
+  void copy(std::byte* tensor, std::byte* packed, bool pack) const {
+    int64_t extent = 0;
+    for (const int64_t size : sizes) {
+      extent += size;
+    }
+    int64_t begin = 0;
+    for (const int64_t size : sizes) {
+      const size_t bytes = static_cast<size_t>(size * inner_bytes);
+      for (int64_t o = 0; o < outer; ++o) {
+        std::byte* at = tensor + (o * extent + begin) * inner_bytes;
+        std::memcpy(pack ? packed : at, pack ? at : packed, bytes);
+        packed += bytes;
+      }
+      begin += size;
+    }
+  }
+};
+
+void all_reduce(const Node& node,
+                const TensorRef& input,
+                const TensorRef& output,
+                Communicator& group) {
+  if (input.data != output.data) {
+    std::memcpy(output.data, input.data, static_cast<size_t>(output.type->bytes()));
+  }
+  group.all_reduce(
+      output.data, num_elements(output.type->shape), output.type->dtype, reduction_of(node));
+}
+
+std::byte* packing_room(const Node& node, std::span<std::byte> workspace, int64_t bytes) {
+  TRAINRT_CHECK(static_cast<int64_t>(workspace.size()) >= bytes,
+                "node '",
+                node.name,
+                "' needs ",
+                bytes,
+                " bytes of workspace, has ",
+                workspace.size());
+  return workspace.data();
+}
+
+void reduce_scatter(const Node& node,
+                    const TensorRef& input,
+                    const TensorRef& output,
+                    std::span<std::byte> workspace,
+                    Communicator& group) {
+  const Segments segments(node, *input.type, group.world_size());
+  std::byte* source = static_cast<std::byte*>(input.data);
+  if (segments.outer > 1) {
+    std::byte* packed = packing_room(node, workspace, input.type->bytes());
+    segments.copy(source, packed, true);
+    source = packed;
+  }
+  group.reduce_scatter(source, output.data, segments.counts, input.type->dtype, reduction_of(node));
+}
+
+void all_gather(const Node& node,
+                const TensorRef& input,
+                const TensorRef& output,
+                std::span<std::byte> workspace,
+                Communicator& group) {
+  const Segments segments(node, *output.type, group.world_size());
+  std::byte* target = static_cast<std::byte*>(output.data);
+  if (segments.outer == 1) {
+    group.all_gather(input.data, target, segments.counts, input.type->dtype);
+    return;
+  }
+  std::byte* packed = packing_room(node, workspace, output.type->bytes());
+  group.all_gather(input.data, packed, segments.counts, input.type->dtype);
+  segments.copy(target, packed, false);
+}
+
+}  // namespace
+
+void run_communication_node(const Node& node,
+                            std::span<const TensorRef> inputs,
+                            std::span<const TensorRef> outputs,
+                            std::span<std::byte> workspace,
+                            const RankCommunicators& communicators) {
+  Communicator& group = communicators.group(node.attributes.get_string("group"));
+  const std::string& type = node.op_type;
+  const auto peer = [&] { return static_cast<int>(node.attributes.get_int("peer")); };
+  const auto tag = [&] { return static_cast<int>(node.attributes.get_int("tag", 0)); };
+  if (type == comm_op::kAllReduce) {
+    all_reduce(node, inputs[0], outputs[0], group);
+  } else if (type == comm_op::kReduceScatter) {
+    reduce_scatter(node, inputs[0], outputs[0], workspace, group);
+  } else if (type == comm_op::kAllGather) {
+    all_gather(node, inputs[0], outputs[0], workspace, group);
+  } else if (type == comm_op::kBroadcast) {
+    if (inputs[0].data != outputs[0].data) {
+      std::memcpy(outputs[0].data, inputs[0].data, static_cast<size_t>(outputs[0].type->bytes()));
+    }
+    group.broadcast(outputs[0].data,
+                    outputs[0].type->bytes(),
+                    static_cast<int>(node.attributes.get_int("root", 0)));
+  } else if (type == comm_op::kSend) {
+    group.send(inputs[0].data, inputs[0].type->bytes(), peer(), tag());
+  } else if (type == comm_op::kRecv) {
+    group.recv(outputs[0].data, outputs[0].type->bytes(), peer(), tag());
+  } else {
+    TRAINRT_FAIL(
+        kInternal, "node '", node.name, "': the executor does not know communication '", type, "'");
+  }
+}
+
+double sum_over_data_ranks(double value, const RankCommunicators& communicators) {
+  if (communicators.data != nullptr) {
+    communicators.data->all_reduce(&value, 1, DType::kFloat64, ReductionKind::kSum);
+  }
+  return value;
+}
+
+void combine_step(StepResult& totals,
+                  const RankCoordinates& coordinates,
+                  const RankCommunicators& communicators) {
+  if (communicators.world == nullptr) {
+    return;
+  }
+  const bool speaks = coordinates.tensor_rank == 0;
+  std::array<double, 3> sums = {speaks ? totals.loss_sum : 0,
+                                speaks ? totals.correct : 0,
+                                speaks && coordinates.data_rank == 0 ? totals.item_count : 0};
+  communicators.world->all_reduce(
+      sums.data(), static_cast<int64_t>(sums.size()), DType::kFloat64, ReductionKind::kSum);
+  totals.loss_sum = sums[0];
+  totals.correct = sums[1];
+  totals.item_count = sums[2];
+}
+
+}  // namespace trainrt

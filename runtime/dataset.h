@@ -1,0 +1,64 @@
+// Samples by number. A dataset is a set of named arrays with one entry per sample; it never changes
+// and may be read from several threads.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graph/dtype.h"
+#include "graph/shape.h"
+#include "graph/tensor.h"
+
+namespace trainrt {
+
+struct DataArray {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Shape sample_shape;      // without the batch axis
+  bool is_labels = false;  // known to be labels (IDX label file, shifted tokens)
+};
+
+// num_samples() of a source that never ends (synthetic).
+inline constexpr int64_t kEndlessSamples = std::numeric_limits<int64_t>::max();
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::string description() const = 0;  // for messages: the file or folder
+  virtual int64_t num_samples() const = 0;
+  virtual const std::vector<DataArray>& arrays() const = 0;
+  // Writes sample `index` of arrays()[array] to `out`, dense.
+  virtual void read(int array, int64_t index, std::byte* out) const = 0;
+
+  std::optional<int> find_array(const std::string& name) const;
+};
+
+// Arrays held in memory; `batch_axes[i]` enumerates the samples of array i.
+std::unique_ptr<Dataset> make_memory_dataset(std::string description,
+                                             std::vector<DataArray> arrays,
+                                             std::vector<Tensor> tensors,
+                                             std::vector<int> batch_axes);
+
+// Each throws kIo when a file cannot be read and kInvalidArgument when its contents are wrong,
+// naming the file.
+
+// `batch_axes`: array name -> axis, 0 for arrays not named.
+std::unique_ptr<Dataset> open_npz(const std::string& path,
+                                  const std::map<std::string, int>& batch_axes);
+
+// A folder with `<prefix>-images-idx*-ubyte` and `<prefix>-labels-idx*-ubyte`, plain or .gz;
+// `prefix` is "train" or "t10k".
+std::unique_ptr<Dataset> open_idx_folder(const std::string& folder, const std::string& prefix);
+
+// Consecutive windows of `sequence` tokens as array "tokens"; "labels" are the tokens that follow.
+// nanoGPT (bare uint16) or llm.c (1 KiB header) files.
+std::unique_ptr<Dataset> open_token_file(const std::string& path, int64_t sequence);
+// The same over the characters (Unicode code points) of a text, numbered in ascending order.
+std::unique_ptr<Dataset> open_text_file(const std::string& path, int64_t sequence);
+
+}  // namespace trainrt

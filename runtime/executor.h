@@ -1,0 +1,83 @@
+// Runs one rank's Programs. All memory is one arena, laid out by the memory plan and allocated
+// once; kernels are made once. A step does nothing but walk the program's cells.
+//
+// Several programs (a short last batch, shape buckets) share the arena: persistent tensors keep
+// their addresses, so a step may run any of them. Used from one thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/communicator.h"
+#include "parallel/memory_plan.h"
+#include "parallel/program.h"
+#include "runtime/device.h"
+
+namespace trainrt {
+
+// The communicators of one rank, by mesh axis. Null where the axis has one rank.
+struct RankCommunicators {
+  Communicator* world = nullptr;
+  Communicator* data = nullptr;
+  Communicator* tensor = nullptr;
+  Communicator* pipeline = nullptr;
+
+  // Throws kInternal for an unknown group and for one that does not exist on this rank.
+  Communicator& group(const std::string& name) const;
+};
+
+// What one step is fed with.
+struct StepFeed {
+  uint64_t seed = 0;
+  int64_t step = 0;  // of the optimizer, from 0; the update number is step + 1
+  double learning_rate = 0;
+  double loss_scale = 1;  // fp16: the seed is multiplied, the gradients divided by it
+  // [micro-batch of the program][index into the executor's input names].
+  const std::vector<std::vector<Tensor>>* inputs = nullptr;
+};
+
+// Sums over the whole step, equal on every rank.
+struct StepResult {
+  double loss_sum = 0;
+  double item_count = 0;
+  double correct = 0;
+  bool has_correct = false;
+  double grad_norm = 0;
+  bool has_grad_norm = false;
+
+  double loss() const { return item_count > 0 ? loss_sum / item_count : 0; }
+};
+
+class Executor {
+ public:
+  // `input_names`: the order of StepFeed::inputs.
+  Executor(Device& device, RankCommunicators communicators, std::vector<std::string> input_names);
+  ~Executor();
+
+  // Returns the program's number. All are added before load().
+  int add_program(std::shared_ptr<const Program> program, MemoryPlan memory);
+
+  // Allocates the arena, fills persistent tensors with zeros and constants with their data. Throws
+  // kInfeasiblePlan or kOutOfMemory.
+  void load();
+
+  // Throws kNonFinite, before any parameter is changed, when the loss or the gradient is not
+  // finite.
+  StepResult run_step(int program, const StepFeed& feed);
+
+  // Contents of a persistent tensor on this rank (its shard), between steps.
+  Tensor read(const std::string& name) const;
+  void write(const std::string& name, const Tensor& tensor);
+
+  // The rank's persistent tensors except constants, as the first program has them.
+  std::vector<const Value*> persistent_values() const;
+
+  int64_t arena_bytes() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trainrt

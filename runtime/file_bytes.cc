@@ -1,0 +1,141 @@
+#include "runtime/file_bytes.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string system_reason() {
+  return errno != 0 ? std::strerror(errno) : "unknown reason";
+}
+
+}  // namespace
+
+std::vector<std::byte> read_file(const std::string& path) {
+  errno = 0;
+  TRAINRT_REQUIRE(!fs::is_directory(path), kIo, "'", path, "' is a folder, wanted a file");
+  std::ifstream stream(path, std::ios::binary | std::ios::ate);
+  TRAINRT_REQUIRE(stream.good(), kIo, "cannot open '", path, "': ", system_reason());
+  const std::streamoff size = stream.tellg();
+  stream.seekg(0);
+  std::vector<std::byte> bytes(static_cast<size_t>(size));
+  stream.read(reinterpret_cast<char*>(bytes.data()), size);
+  TRAINRT_REQUIRE(stream.gcount() == size, kIo, "cannot read '", path, "': ", system_reason());
+  return bytes;
+}
+
+std::vector<std::byte> read_maybe_gzip(const std::string& path) {
+  std::vector<std::byte> packed = read_file(path);
+  if (packed.size() < 2 || packed[0] != std::byte{0x1f} || packed[1] != std::byte{0x8b}) {
+    return packed;
+  }
+  z_stream stream = {};
+  // 16 + 15: a gzip header, the largest window.
+  TRAINRT_CHECK(inflateInit2(&stream, 16 + 15) == Z_OK, "zlib does not start");
+  stream.next_in = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_in = static_cast<uInt>(packed.size());
+  std::vector<std::byte> bytes(packed.size() * 4 + 1024);
+  int status = Z_OK;
+  while (status == Z_OK) {
+    if (stream.total_out == bytes.size()) {
+      bytes.resize(bytes.size() * 2);
+    }
+    stream.next_out = reinterpret_cast<Bytef*>(bytes.data()) + stream.total_out;
+    stream.avail_out = static_cast<uInt>(bytes.size() - stream.total_out);
+    status = inflate(&stream, Z_NO_FLUSH);
+  }
+  const size_t total = stream.total_out;
+  inflateEnd(&stream);
+  TRAINRT_REQUIRE(status == Z_STREAM_END,
+                  kInvalidArgument,
+                  "'",
+                  path,
+                  "' is a damaged or cut gzip file (zlib code ",
+                  status,
+                  ")");
+  bytes.resize(total);
+  return bytes;
+}
+
+std::vector<std::byte> inflate_raw(const std::byte* data,
+                                   size_t bytes,
+                                   size_t inflated_bytes,
+                                   const std::string& what) {
+  z_stream stream = {};
+  TRAINRT_CHECK(inflateInit2(&stream, -15) == Z_OK, "zlib does not start");  // -15: raw deflate
+  std::vector<std::byte> result(inflated_bytes);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(data));
+  stream.avail_in = static_cast<uInt>(bytes);
+  stream.next_out = reinterpret_cast<Bytef*>(result.data());
+  stream.avail_out = static_cast<uInt>(inflated_bytes);
+  const int status = inflate(&stream, Z_FINISH);
+  const bool complete = status == Z_STREAM_END && stream.total_out == inflated_bytes;
+  inflateEnd(&stream);
+  TRAINRT_REQUIRE(complete, kInvalidArgument, what, " is damaged (zlib code ", status, ")");
+  return result;
+}
+
+void sync_folder(const std::string& path) {
+  const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY);
+  if (fd >= 0) {
+    ::fsync(fd);  // a file system without this promise is no reason to fail
+    ::close(fd);
+  }
+}
+
+void write_file_atomically(const std::string& path,
+                           const std::function<void(std::ostream&)>& write) {
+  const std::string temporary = concat(path, ".tmp.", ::getpid());
+  const auto fail = [&](const std::string& action) {
+    const std::string reason = system_reason();
+    ::unlink(temporary.c_str());
+    TRAINRT_FAIL(kIo, "cannot ", action, " '", path, "': ", reason);
+  };
+  errno = 0;
+  try {
+    std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
+    if (!stream) {
+      fail("create");
+    }
+    write(stream);
+    stream.flush();
+    if (!stream) {
+      fail("write");
+    }
+    stream.close();
+    if (!stream) {
+      fail("write");
+    }
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  const int fd = ::open(temporary.c_str(), O_RDONLY);
+  if (fd < 0 || ::fsync(fd) != 0) {
+    if (fd >= 0) {
+      ::close(fd);
+    }
+    fail("sync");
+  }
+  ::close(fd);
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    fail("rename to");
+  }
+  sync_folder(fs::path(path).parent_path().string());
+}
+
+}  // namespace trainrt

@@ -1,0 +1,143 @@
+// Text as one long row of tokens, cut into consecutive windows: sample i reads tokens
+// [i*S, i*S + S) and its labels are the tokens one further on, so every token is predicted once.
+#include <algorithm>
+#include <cstring>
+
+#include "graph/base/error.h"
+#include "runtime/dataset.h"
+#include "runtime/file_bytes.h"
+
+namespace trainrt {
+
+namespace {
+
+// Tokens as they lie in memory, 1, 2 or 4 bytes each.
+class TokenDataset : public Dataset {
+ public:
+  TokenDataset(
+      std::string path, std::vector<std::byte> bytes, size_t offset, int width, int64_t sequence)
+      : path_(std::move(path)),
+        bytes_(std::move(bytes)),
+        offset_(offset),
+        width_(width),
+        sequence_(sequence) {
+    TRAINRT_REQUIRE(sequence > 0,
+                    kInvalidArgument,
+                    "the model has no sequence dim to cut '",
+                    path_,
+                    "' into windows for");
+    const int64_t num_tokens =
+        static_cast<int64_t>((bytes_.size() - offset_) / static_cast<size_t>(width_));
+    num_samples_ = (num_tokens - 1) / sequence;
+    TRAINRT_REQUIRE(num_samples_ > 0,
+                    kInvalidArgument,
+                    "'",
+                    path_,
+                    "' holds ",
+                    num_tokens,
+                    " tokens, fewer than one window of ",
+                    sequence,
+                    " and the token after it");
+    arrays_ = {
+        {.name = "tokens", .dtype = DType::kInt64, .sample_shape = {sequence}},
+        {.name = "labels", .dtype = DType::kInt64, .sample_shape = {sequence}, .is_labels = true}};
+  }
+
+  std::string description() const override { return path_; }
+  int64_t num_samples() const override { return num_samples_; }
+  const std::vector<DataArray>& arrays() const override { return arrays_; }
+
+  void read(int array, int64_t index, std::byte* out) const override {
+    const std::byte* from =
+        bytes_.data() + offset_ + static_cast<size_t>((index * sequence_ + array) * width_);
+    for (int64_t i = 0; i < sequence_; ++i) {
+      uint32_t token = 0;  // little-endian
+      std::memcpy(&token, from + i * width_, static_cast<size_t>(width_));
+      const int64_t wide = token;
+      std::memcpy(out + i * 8, &wide, sizeof(wide));
+    }
+  }
+
+ private:
+  std::string path_;
+  std::vector<std::byte> bytes_;
+  size_t offset_;
+  int width_;
+  int64_t sequence_;
+  int64_t num_samples_ = 0;
+  std::vector<DataArray> arrays_;
+};
+
+// UTF-8; a byte that is not part of a valid sequence stands for itself.
+std::vector<uint32_t> code_points(const std::vector<std::byte>& bytes) {
+  std::vector<uint32_t> points;
+  points.reserve(bytes.size());
+  for (size_t i = 0; i < bytes.size();) {
+    const uint32_t lead = static_cast<uint32_t>(bytes[i]);
+    const size_t length = lead < 0x80   ? 1
+                          : lead < 0xC2 ? 0
+                          : lead < 0xE0 ? 2
+                          : lead < 0xF0 ? 3
+                          : lead < 0xF5 ? 4
+                                        : 0;
+    uint32_t point = length <= 1 ? lead : lead & (0xFFu >> (length + 1));
+    bool valid = length > 0 && i + length <= bytes.size();
+    for (size_t k = 1; valid && k < length; ++k) {
+      const uint32_t next = static_cast<uint32_t>(bytes[i + k]);
+      valid = (next & 0xC0u) == 0x80u;
+      point = point << 6 | (next & 0x3Fu);
+    }
+    points.push_back(valid ? point : lead);
+    i += valid ? length : 1;
+  }
+  return points;
+}
+
+}  // namespace
+
+std::unique_ptr<Dataset> open_token_file(const std::string& path, int64_t sequence) {
+  std::vector<std::byte> bytes = read_file(path);
+  // llm.c: 256 int32, of which magic, version, number of tokens; version 7 has 32-bit tokens
+  // (llama 3, magic 20240801), else 16-bit (GPT-2, magic 20240520).
+  int32_t header[3] = {};
+  if (bytes.size() >= 1024) {
+    std::memcpy(header, bytes.data(), sizeof(header));
+  }
+  const bool gpt2 = header[0] == 20240520;
+  const bool llama3 = header[0] == 20240801;
+  if (!gpt2 && !llama3) {  // nanoGPT: nothing but uint16
+    TRAINRT_REQUIRE(bytes.size() % 2 == 0,
+                    kInvalidArgument,
+                    "'",
+                    path,
+                    "' has an odd number of bytes; wanted 16-bit tokens, or an llm.c header");
+    return std::make_unique<TokenDataset>(path, std::move(bytes), 0, 2, sequence);
+  }
+  const int width = llama3 ? 4 : 2;
+  const int64_t found = static_cast<int64_t>(bytes.size() - 1024) / width;
+  TRAINRT_REQUIRE(header[2] == found,
+                  kInvalidArgument,
+                  "'",
+                  path,
+                  "' holds ",
+                  found,
+                  " tokens, its header says ",
+                  header[2]);
+  return std::make_unique<TokenDataset>(path, std::move(bytes), 1024, width, sequence);
+}
+
+std::unique_ptr<Dataset> open_text_file(const std::string& path, int64_t sequence) {
+  const std::vector<uint32_t> points = code_points(read_file(path));
+  std::vector<uint32_t> vocabulary = points;
+  std::sort(vocabulary.begin(), vocabulary.end());
+  vocabulary.erase(std::unique(vocabulary.begin(), vocabulary.end()), vocabulary.end());
+  std::vector<std::byte> tokens(points.size() * 4);
+  for (size_t i = 0; i < points.size(); ++i) {
+    const uint32_t token = static_cast<uint32_t>(
+        std::lower_bound(vocabulary.begin(), vocabulary.end(), points[i]) - vocabulary.begin());
+    std::memcpy(tokens.data() + i * 4, &token, 4);
+  }
+  return std::make_unique<TokenDataset>(path, std::move(tokens), 0, 4, sequence);
+}
+
+}  // namespace trainrt
