@@ -1,0 +1,225 @@
+// A group maps its own keys to options; a key it does not map may also be a flag of its own name,
+// so that `optim: {lr: 0.1, beta1: 0.95}` works without a second list of flags.
+#include "runtime/config_file.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <map>
+
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+namespace {
+
+const std::map<std::string, std::map<std::string, std::string>> kGroups = {
+    {"parallel",
+     {{"strategy", ""}, {"data-workers", "dp"}, {"model-shards", "tp"}, {"pipeline-stages", "pp"}}},
+    {"optim", {{"name", "optimizer"}}},
+    {"precision", {{"enabled", ""}, {"dtype", "precision"}, {"growth-threshold", "growth-factor"}}},
+    {"data", {{"spec", "data"}, {"path", "data"}}},
+};
+
+std::string dashed(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  return key;
+}
+
+std::string location(const std::string& where, const YAML::Node& node) {
+  return node.Mark().is_null() ? where : concat(where, ":", node.Mark().line + 1);
+}
+
+void set_option(const OptionDef& def,
+                const YAML::Node& value,
+                const std::string& where,
+                Options& options) {
+  const std::string name = concat(where, ": '", def.name, "'");
+  if (def.repeatable) {
+    def.clear(options);
+  }
+  if (value.IsScalar()) {
+    def.set(options, value.Scalar(), name);
+  } else if (value.IsSequence() && (def.repeatable || def.name == "shares")) {
+    std::string joined;
+    for (const YAML::Node& item : value) {
+      TRAINRT_REQUIRE(item.IsScalar(), kInvalidArgument, name, " is a nested list");
+      if (def.repeatable) {
+        def.set(options, item.Scalar(), name);
+      }
+      joined += (joined.empty() ? "" : ",") + item.Scalar();
+    }
+    if (!def.repeatable) {
+      def.set(options, joined, name);
+    }
+  } else if (value.IsMap() && def.repeatable && def.value.find('=') != std::string::npos) {
+    for (const auto& item : value) {
+      def.set(options, item.first.Scalar() + "=" + item.second.Scalar(), name);
+    }
+  } else if (!value.IsNull()) {
+    TRAINRT_FAIL(kInvalidArgument,
+                 name,
+                 " is a ",
+                 value.IsMap() ? "map" : "list",
+                 "; wanted ",
+                 def.value.empty() ? "true or false" : "one value");
+  }
+  options.given.insert(def.name);
+}
+
+// parallel.strategy pins the degrees of the other strategies to 1.
+void set_strategy(const std::string& strategy, const std::string& where, Options& options) {
+  static const std::map<std::string, std::vector<std::string>> kOthers = {
+      {"hybrid", {}}, {"data", {"tp", "pp"}}, {"tensor", {"dp", "pp"}}, {"pipeline", {"dp", "tp"}}};
+  const auto at = kOthers.find(strategy);
+  TRAINRT_REQUIRE(at != kOthers.end(),
+                  kInvalidArgument,
+                  where,
+                  ": 'strategy' is '",
+                  strategy,
+                  "'; wanted hybrid, data, tensor or pipeline",
+                  did_you_mean(strategy, {"hybrid", "data", "tensor", "pipeline"}));
+  for (const std::string& other : at->second) {
+    std::optional<int64_t>& degree = other == "dp"   ? options.dp
+                                     : other == "tp" ? options.tp
+                                                     : options.pp;
+    TRAINRT_REQUIRE(!degree || *degree == 1,
+                    kInvalidArgument,
+                    where,
+                    ": strategy '",
+                    strategy,
+                    "' contradicts ",
+                    other,
+                    " = ",
+                    degree.value_or(1));
+    degree = 1;
+    options.given.insert(other);
+  }
+}
+
+std::vector<std::string> known_keys(const std::string& group) {
+  std::vector<std::string> keys;
+  for (const OptionDef& def : option_table()) {
+    keys.push_back(def.name);
+  }
+  if (group.empty()) {
+    for (const auto& [name, unused] : kGroups) {
+      keys.push_back(name);
+    }
+  } else {
+    for (const auto& [name, unused] : kGroups.at(group)) {
+      keys.push_back(name);
+    }
+  }
+  return keys;
+}
+
+void set_key(const std::string& group,
+             const std::string& raw_key,
+             const YAML::Node& value,
+             const std::string& where,
+             Options& options) {
+  std::string key = dashed(raw_key);
+  if (!group.empty()) {
+    const auto& names = kGroups.at(group);
+    if (group == "precision" && key == "enabled") {
+      // Off: full precision; on: whatever dtype says.
+      if (value.Scalar() == "false") {
+        find_option("precision")->set(options, "fp32", where);
+        options.given.insert("precision");
+      }
+      return;
+    }
+    if (group == "parallel" && key == "strategy") {
+      return;  // applied after the degrees, see set_group
+    }
+    const auto at = names.find(key);
+    key = at == names.end() ? key : at->second;
+  }
+  const OptionDef* def = find_option(key);
+  TRAINRT_REQUIRE(def != nullptr,
+                  kInvalidArgument,
+                  where,
+                  ": unknown key '",
+                  group.empty() ? "" : group + ".",
+                  raw_key,
+                  "'",
+                  did_you_mean(key, known_keys(group)));
+  set_option(*def, value, where, options);
+}
+
+void set_group(const std::string& group,
+               const YAML::Node& map,
+               const std::string& where,
+               Options& options) {
+  for (const auto& item : map) {
+    set_key(group, item.first.Scalar(), item.second, location(where, item.first), options);
+  }
+  if (group == "parallel" && map["strategy"]) {
+    set_strategy(map["strategy"].Scalar(), location(where, map["strategy"]), options);
+  }
+  // `enabled: false` wins over a dtype beside it, in either order.
+  if (group == "precision" && map["enabled"] && map["enabled"].Scalar() == "false") {
+    find_option("precision")->set(options, "fp32", where);
+  }
+}
+
+}  // namespace
+
+void apply_config(const std::string& text, const std::string& where, Options& options) {
+  YAML::Node root;
+  try {
+    root = YAML::Load(text);
+  } catch (const YAML::Exception& error) {
+    TRAINRT_FAIL(kInvalidArgument, "'", where, "' is no YAML: ", error.what());
+  }
+  if (root.IsNull()) {
+    return;
+  }
+  TRAINRT_REQUIRE(root.IsMap(), kInvalidArgument, "'", where, "' holds no 'key: value' lines");
+  for (const auto& item : root) {
+    const std::string key = dashed(item.first.Scalar());
+    const std::string at = location(where, item.first);
+    if (item.second.IsMap() && kGroups.count(key) != 0) {
+      set_group(key, item.second, where, options);
+    } else {
+      set_key("", item.first.Scalar(), item.second, at, options);
+    }
+  }
+}
+
+void apply_setting(const std::string& key,
+                   const std::string& value,
+                   const std::string& where,
+                   Options& options) {
+  YAML::Node node;
+  try {
+    node = YAML::Load(value);
+  } catch (const YAML::Exception& error) {
+    TRAINRT_FAIL(kInvalidArgument, where, ": '", value, "' is no YAML value: ", error.what());
+  }
+  const size_t dot = key.find('.');
+  if (dot == std::string::npos) {
+    YAML::Node root;
+    root[key] = node;
+    apply_config(YAML::Dump(root), where, options);
+    return;
+  }
+  const std::string group = dashed(key.substr(0, dot));
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : kGroups) {
+    names.push_back(name);
+  }
+  TRAINRT_REQUIRE(kGroups.count(group) != 0,
+                  kInvalidArgument,
+                  where,
+                  ": unknown group '",
+                  group,
+                  "'",
+                  did_you_mean(group, names));
+  YAML::Node map;
+  map[key.substr(dot + 1)] = node;
+  set_group(group, map, where, options);
+}
+
+}  // namespace trainrt

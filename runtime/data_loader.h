@@ -1,0 +1,87 @@
+// Turns samples into the tensors that each step's micro-batches are fed with, one step ahead on a
+// thread of its own. The order of samples is a pure function of (seed, epoch); the loader's only
+// state is the global sample count.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "graph/graph.h"
+#include "parallel/program.h"
+#include "runtime/dataset.h"
+
+namespace trainrt {
+
+// How one graph input is filled. Integers become the wanted integer type; uint8 becomes float by a
+// division by 255; samples are reshaped to the input's dims without the batch.
+struct InputBinding {
+  std::string input;
+  int array = 0;
+  DType dtype = DType::kFloat32;
+  Shape sample_shape;
+  int batch_axis = 0;
+};
+
+// Pairs an input with the array that fills it. Throws kInvalidArgument, naming both with their
+// types, when dtype or number of elements do not fit.
+InputBinding bind_input(const Value& input, const Dataset& dataset, int array);
+
+// One step's data.
+struct StepData {
+  int64_t position = 0;                     // global sample count before the step
+  int64_t num_samples = 0;                  // of all ranks
+  std::vector<std::vector<Tensor>> inputs;  // [micro-batch of this rank][binding]
+};
+
+struct LoaderOptions {
+  uint64_t seed = 0;
+  bool shuffle = true;
+  int64_t batch = 32;
+  int64_t start = 0;  // global sample count to begin at
+  int64_t stop = 0;   // and to end at
+};
+
+class DataLoader {
+ public:
+  // `micro_batches`: this rank's share of a step of so many samples.
+  using MicroBatchesOf = std::function<const std::vector<MicroBatch>&(int64_t num_samples)>;
+
+  DataLoader(std::shared_ptr<const Dataset> dataset,
+             std::vector<InputBinding> bindings,
+             LoaderOptions options,
+             MicroBatchesOf micro_batches);
+  ~DataLoader();
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  // The next step's data, valid until the next call; null at the end. Rethrows the thread's error.
+  const StepData* next();
+
+ private:
+  void produce();
+  void fill(StepData& data) const;
+
+  std::shared_ptr<const Dataset> dataset_;
+  std::vector<InputBinding> bindings_;
+  LoaderOptions options_;
+  MicroBatchesOf micro_batches_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<StepData>> ready_;
+  std::deque<std::unique_ptr<StepData>> spare_;  // buffers to be filled anew
+  std::unique_ptr<StepData> current_;
+  std::exception_ptr error_;
+  bool finished_ = false;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace trainrt

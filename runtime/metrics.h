@@ -1,0 +1,59 @@
+// What a run tells about each step: JSON lines for programs, a progress line for a person.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trainrt {
+
+struct StepMetrics {
+  int64_t step = 0;  // from 1
+  double loss = 0;
+  double lr = 0;
+  double grad_norm = 0;
+  int64_t samples = 0;  // of this step, all ranks
+  double step_seconds = 0;
+  std::vector<int64_t> peak_bytes;  // by rank
+  int64_t position = 0;             // global sample count after the step
+  double epoch = 0;
+};
+
+// One JSON object per step and line, numbers in shortest round-trip form, flushed as written.
+class MetricsFile {
+ public:
+  // Starts anew; with `keep_steps` >= 0 (resume) keeps the lines of steps up to it and continues.
+  // Throws kIo.
+  MetricsFile(const std::string& path, int64_t keep_steps);
+  void write(const StepMetrics& metrics);
+
+ private:
+  std::string path_;
+  std::ofstream stream_;
+};
+
+std::string metrics_line(const StepMetrics& metrics);
+
+// On a terminal one line that is written over; elsewhere plain lines, at most one in two seconds.
+// On stderr.
+class Progress {
+ public:
+  explicit Progress(int64_t total_steps);
+  ~Progress();
+  void show(const StepMetrics& metrics);
+  // Ends the written-over line, so that other messages start on one of their own.
+  void finish();
+
+ private:
+  int64_t total_steps_;
+  bool terminal_;
+  bool open_ = false;
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point last_;
+  int64_t first_step_ = -1;
+};
+
+}  // namespace trainrt

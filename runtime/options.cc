@@ -1,0 +1,172 @@
+// Sources are applied in order (file, --set, flags), each by the option's own `set`, so a value is
+// checked the same way wherever it comes from.
+#include "runtime/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "graph/base/error.h"
+#include "runtime/config_file.h"
+#include "runtime/file_bytes.h"
+
+namespace trainrt {
+
+namespace {
+
+struct Given {
+  const OptionDef* def = nullptr;
+  std::vector<std::string> values;
+};
+
+std::vector<std::string> flag_names(unsigned groups) {
+  std::vector<std::string> names = {"--help", "--version", "--config", "--set"};
+  for (const OptionDef& def : option_table()) {
+    if ((def.groups & groups) != 0) {
+      names.push_back("--" + def.name);
+    }
+  }
+  return names;
+}
+
+void refuse_unknown(const std::string& command,
+                    unsigned groups,
+                    const std::vector<std::string>& extras) {
+  for (const std::string& extra : extras) {
+    if (extra.size() < 2 || extra[0] != '-') {
+      continue;
+    }
+    const std::string name = extra.substr(0, extra.find('='));
+    const OptionDef* known = find_option(name.substr(std::min<size_t>(2, name.size())));
+    TRAINRT_REQUIRE(known == nullptr,
+                    kInvalidArgument,
+                    "'trainrt ",
+                    command,
+                    "' takes no ",
+                    name,
+                    "; see 'trainrt ",
+                    command,
+                    " --help'");
+    TRAINRT_FAIL(kInvalidArgument,
+                 "unknown option ",
+                 name,
+                 did_you_mean(name, flag_names(groups)),
+                 " See 'trainrt ",
+                 command,
+                 " --help'");
+  }
+}
+
+// The flags in the order of the table; CLI11 does the splitting and the help.
+void add_flags(CLI::App& app, unsigned groups, std::vector<Given>& given) {
+  given.reserve(option_table().size());
+  for (const OptionDef& def : option_table()) {
+    if ((def.groups & groups) == 0) {
+      continue;
+    }
+    const bool seen = std::any_of(
+        given.begin(), given.end(), [&](const Given& g) { return g.def->name == def.name; });
+    if (seen) {
+      continue;
+    }
+    given.push_back({&def, {}});
+    std::vector<std::string>& values = given.back().values;
+    const std::string flags = def.name == "output-file" ? "-o,--output-file" : "--" + def.name;
+    std::string help = def.help;
+    const std::string fallback = def.get(Options{});
+    if (!def.value.empty() && !fallback.empty() && fallback != "\"\"" && fallback != "[]") {
+      help +=
+          " [" + (fallback[0] == '"' ? fallback.substr(1, fallback.size() - 2) : fallback) + "]";
+    }
+    CLI::Option* option = nullptr;
+    if (def.value.empty()) {
+      option = app.add_flag_callback(
+          flags, [&values] { values.emplace_back("true"); }, help);
+    } else {
+      option = app.add_option(flags, values, help);
+      option->type_name(def.value);
+      option->allow_extra_args(false);
+      option->multi_option_policy(def.repeatable ? CLI::MultiOptionPolicy::TakeAll
+                                                 : CLI::MultiOptionPolicy::TakeLast);
+    }
+  }
+}
+
+}  // namespace
+
+Options parse_options(const std::string& command,
+                      unsigned groups,
+                      const std::vector<std::string>& arguments) {
+  CLI::App app("trainrt " + command);
+  app.name("trainrt " + command);
+  app.allow_extras();
+  Options options;
+  std::string config;
+  std::vector<std::string> set_items;
+  app.add_option("arguments", options.arguments, "MODEL.onnx, a name, or files");
+  const bool configurable = (groups & (kDataOptions | kPlanOptions)) != 0;
+  if (configurable) {
+    app.add_option("--config", config, "YAML file of options")->type_name("FILE");
+    app.add_option("--set", set_items, "one option as in the YAML file (repeatable)")
+        ->type_name("KEY=VALUE")
+        ->allow_extra_args(false);
+  }
+  std::vector<Given> given;
+  add_flags(app, groups, given);
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    throw HelpRequested{app.help()};
+  } catch (const CLI::ParseError& error) {
+    TRAINRT_FAIL(kInvalidArgument, error.what(), ". See 'trainrt ", command, " --help'");
+  }
+  refuse_unknown(command, groups, app.remaining());
+  refuse_unknown(command, groups, options.arguments);
+  if (!config.empty()) {
+    const std::vector<std::byte> bytes = read_file(config);
+    apply_config(
+        std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), config, options);
+  }
+  for (const auto& [key, value] : parse_pairs(set_items, "--set")) {
+    apply_setting(key, value, "--set " + key, options);
+  }
+  for (const Given& flag : given) {
+    if (flag.def->repeatable && !flag.values.empty()) {
+      flag.def->clear(options);  // a list from the command line replaces one from a file
+    }
+    for (const std::string& value : flag.values) {
+      flag.def->set(options, value, "--" + flag.def->name);
+      options.given.insert(flag.def->name);
+    }
+  }
+  return options;
+}
+
+std::string resolved_config(const Options& options, unsigned groups) {
+  std::string text;
+  for (const OptionDef& def : option_table()) {
+    const std::string value = def.get(options);
+    if ((def.groups & groups) != 0 && !value.empty()) {
+      text += def.name + ": " + value + "\n";
+    }
+  }
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> parse_pairs(const std::vector<std::string>& items,
+                                                             const std::string& flag) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const std::string& item : items) {
+    const size_t at = item.find('=');
+    TRAINRT_REQUIRE(at != std::string::npos && at > 0,
+                    kInvalidArgument,
+                    flag,
+                    " is '",
+                    item,
+                    "'; wanted NAME=VALUE");
+    pairs.emplace_back(item.substr(0, at), item.substr(at + 1));
+  }
+  return pairs;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,209 @@
+// One class per sample: class y has a random prototype, and a sample is the prototype plus noise.
+// Labels per element (segmentation): element i of the first input decides label i. Float targets: a
+// fixed random sum of a few input elements. Integer inputs: a token repeats a rule of its
+// predecessor nine times out of ten (so next tokens can be learned), and with classes is half of
+// the time a token that only this class uses at that place.
+#include "runtime/synthetic_dataset.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "graph/random.h"
+
+namespace trainrt {
+
+namespace {
+
+// The stream of draws that belong to one purpose and one tensor.
+enum Stream : uint64_t { kClass = 1, kPrototype, kNoise, kTarget, kToken };
+
+class SyntheticDataset : public Dataset {
+ public:
+  SyntheticDataset(uint64_t seed,
+                   std::vector<SyntheticInput> inputs,
+                   std::optional<SyntheticLabels> labels)
+      : seed_(seed), inputs_(std::move(inputs)), labels_(std::move(labels)) {
+    for (const SyntheticInput& input : inputs_) {
+      arrays_.push_back({.name = input.name,
+                         .dtype = input.dtype,
+                         .sample_shape = input.sample_shape,
+                         .is_labels = false});
+    }
+    if (labels_) {
+      arrays_.push_back({.name = "labels",
+                         .dtype = labels_->num_classes > 0 ? DType::kInt64 : DType::kFloat32,
+                         .sample_shape = labels_->sample_shape,
+                         .is_labels = true});
+    }
+  }
+
+  std::string description() const override { return "synthetic data"; }
+  int64_t num_samples() const override { return kEndlessSamples; }
+  const std::vector<DataArray>& arrays() const override { return arrays_; }
+
+  void read(int array, int64_t index, std::byte* out) const override {
+    if (array == static_cast<int>(inputs_.size())) {
+      read_labels(index, out);
+      return;
+    }
+    const SyntheticInput& input = inputs_[static_cast<size_t>(array)];
+    const uint64_t tensor = hash_name(input.name);
+    const int64_t n = num_elements(input.sample_shape);
+    if (is_floating(input.dtype)) {
+      dispatch_all(input.dtype, [&](auto tag) {
+        using T = decltype(tag);
+        if constexpr (!std::is_integral_v<T>) {
+          for (int64_t i = 0; i < n; ++i) {
+            const T value = static_cast<T>(static_cast<float>(element(tensor, index, i)));
+            std::memcpy(out + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+          }
+        }
+      });
+      return;
+    }
+    read_integers(input, tensor, index, out);
+  }
+
+ private:
+  RandomBlock draw(Stream stream, uint64_t tensor, uint64_t sample, uint64_t i) const {
+    return philox(mix_keys(mix_keys(seed_, stream), tensor), sample, i);
+  }
+  bool one_class() const {
+    return labels_ && labels_->num_classes > 0 && num_elements(labels_->sample_shape) == 1;
+  }
+  int64_t class_of(int64_t sample) const {
+    return draw(kClass, 0, static_cast<uint64_t>(sample), 0)[0] % labels_->num_classes;
+  }
+  double noise(uint64_t tensor, int64_t sample, int64_t i) const {
+    const RandomBlock words =
+        draw(kNoise, tensor, static_cast<uint64_t>(sample), static_cast<uint64_t>(i));
+    return normal_double(words[0], words[1]);
+  }
+
+  // Element i of a float input.
+  double element(uint64_t tensor, int64_t sample, int64_t i) const {
+    if (!one_class()) {
+      return noise(tensor, sample, i);
+    }
+    const RandomBlock words =
+        draw(kPrototype, tensor, static_cast<uint64_t>(class_of(sample)), static_cast<uint64_t>(i));
+    return 0.7 * normal_double(words[0], words[1]) + 0.7 * noise(tensor, sample, i);
+  }
+
+  void read_integers(const SyntheticInput& input,
+                     uint64_t tensor,
+                     int64_t sample,
+                     std::byte* out) const {
+    const int64_t n = num_elements(input.sample_shape);
+    const auto range = static_cast<uint64_t>(input.num_indices);
+    uint64_t previous = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      uint64_t value = 1;
+      if (range > 0) {
+        const RandomBlock words =
+            draw(kToken, tensor, static_cast<uint64_t>(sample), static_cast<uint64_t>(i));
+        value = words[0] % range;
+        if (one_class() && words[1] % 2 == 0) {
+          value = draw(kPrototype,
+                       tensor,
+                       static_cast<uint64_t>(class_of(sample)),
+                       static_cast<uint64_t>(i))[0] %
+                  range;
+        } else if (!one_class() && i > 0 && words[1] % 10 != 0) {
+          value = (previous * 5 + 1) % range;
+        }
+      }
+      previous = value;
+      dispatch_all(input.dtype, [&](auto tag) {
+        using T = decltype(tag);
+        if constexpr (std::is_integral_v<T>) {
+          const T typed = static_cast<T>(value);
+          std::memcpy(out + i * static_cast<int64_t>(sizeof(T)), &typed, sizeof(T));
+        }
+      });
+    }
+  }
+
+  void read_labels(int64_t sample, std::byte* out) const {
+    const int64_t n = num_elements(labels_->sample_shape);
+    for (int64_t i = 0; i < n; ++i) {
+      if (labels_->num_classes > 0) {
+        const int64_t label = one_class() ? class_of(sample) : element_label(sample, i);
+        std::memcpy(out + i * 8, &label, sizeof(label));
+      } else {
+        const auto target = static_cast<float>(target_of(sample, i));
+        std::memcpy(out + i * 4, &target, sizeof(target));
+      }
+    }
+  }
+
+  // The class of element i: equally likely intervals of the normal distribution.
+  int64_t element_label(int64_t sample, int64_t i) const {
+    if (inputs_.empty() || !is_floating(inputs_[0].dtype)) {
+      return i % labels_->num_classes;
+    }
+    const int64_t n = num_elements(inputs_[0].sample_shape);
+    const double x = element(hash_name(inputs_[0].name), sample, i % n);
+    const double u = 0.5 * std::erfc(-x / std::sqrt(2.0));
+    return std::min(labels_->num_classes - 1,
+                    static_cast<int64_t>(u * static_cast<double>(labels_->num_classes)));
+  }
+
+  double target_of(int64_t sample, int64_t i) const {
+    constexpr int kTerms = 8;
+    double sum = 0;
+    for (const SyntheticInput& input : inputs_) {
+      if (!is_floating(input.dtype)) {
+        continue;
+      }
+      const auto n = static_cast<uint64_t>(num_elements(input.sample_shape));
+      const uint64_t tensor = hash_name(input.name);
+      for (uint64_t k = 0; k < kTerms && n > 0; ++k) {
+        const RandomBlock words = draw(kTarget, tensor, static_cast<uint64_t>(i), k);
+        const double x = element(tensor, sample, static_cast<int64_t>(words[0] % n));
+        sum += (words[1] % 2 == 0 ? x : -x) / std::sqrt(double{kTerms});
+      }
+    }
+    return sum;
+  }
+
+  uint64_t seed_;
+  std::vector<SyntheticInput> inputs_;
+  std::optional<SyntheticLabels> labels_;
+  std::vector<DataArray> arrays_;
+};
+
+}  // namespace
+
+std::unique_ptr<Dataset> make_synthetic_dataset(uint64_t seed,
+                                                std::vector<SyntheticInput> inputs,
+                                                std::optional<SyntheticLabels> labels) {
+  return std::make_unique<SyntheticDataset>(seed, std::move(inputs), std::move(labels));
+}
+
+int64_t num_indices_of(const Graph& graph, ValueId input) {
+  const std::vector<std::vector<NodeId>> consumers = graph.consumers();
+  std::vector<ValueId> to_visit = {input};
+  int64_t smallest = 0;
+  while (!to_visit.empty()) {
+    const ValueId id = to_visit.back();
+    to_visit.pop_back();
+    for (const NodeId reader : consumers[static_cast<size_t>(id)]) {
+      const Node& node = graph.node(reader);
+      static const std::vector<std::string> kPassing = {
+          "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Identity", "Flatten"};
+      if (node.op_type == "Gather" && node.inputs.size() > 1 && node.inputs[1] == id) {
+        const Shape& table = graph.value(node.inputs[0]).type.shape;
+        const int64_t rows = table.at(static_cast<size_t>(node.attributes.get_int("axis", 0)));
+        smallest = smallest == 0 ? rows : std::min(smallest, rows);
+      } else if (std::find(kPassing.begin(), kPassing.end(), node.op_type) != kPassing.end()) {
+        to_visit.push_back(node.outputs[0]);
+      }
+    }
+  }
+  return smallest;
+}
+
+}  // namespace trainrt
