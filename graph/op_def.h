@@ -1,5 +1,5 @@
-// What an operator must say about itself, and the registry it says it to. An operator is one file in
-// ops/; nobody includes that file: everything is reached through find_op().
+// What an operator must say about itself, and the registry it says it to. An operator is one file
+// in ops/; nobody includes that file: everything is reached through find_op().
 #pragma once
 
 #include <functional>
@@ -71,10 +71,10 @@ struct OpExample {
   Attributes attributes;
   // float inputs are drawn from the range below, unless `values` has a tensor for them.
   TensorTypes inputs;
-  std::vector<Tensor> values;           // undefined Tensor: draw at random
-  std::vector<int> absent = {};         // indices of inputs that are left out
-  double low = -1, high = 1;            // range of drawn floats (log wants > 0 ...)
-  std::vector<int> check_gradient = {}; // inputs checked; empty: every float input
+  std::vector<Tensor> values;            // undefined Tensor: draw at random
+  std::vector<int> absent = {};          // indices of inputs that are left out
+  double low = -1, high = 1;             // range of drawn floats (log wants > 0 ...)
+  std::vector<int> check_gradient = {};  // inputs checked; empty: every float input
   bool check_sharding = true;
 };
 
@@ -97,11 +97,14 @@ struct OpDef {
   std::function<void(UpgradeContext&)> upgrade;  // ONNX node of any opset -> our one form
   LocalizeFn localize;
   std::vector<Inplace> inplace;
-  bool random = false;          // draws random numbers: never folded, never merged
-  bool effect = false;          // must run though nobody reads its outputs (Assign, collectives)
-  bool cheap = false;           // memory-bound: selective recompute may run it again
+  bool random = false;  // draws random numbers: never folded, never merged
+  bool effect = false;  // must run though nobody reads its outputs (Assign, collectives)
+  bool cheap = false;   // memory-bound: selective recompute may run it again
+  // Output 0 is input 0 under another shape (Reshape): the memory plan may give both one address
+  // even when both live on. The kernel copies only when the addresses differ.
+  bool view = false;
   std::function<int64_t(const OpContext&, const DeviceSpec&)> workspace;  // bytes, pure function
-  Kernel cpu_kernel;            // the fast kernel; absent: the reference kernel is good enough
+  Kernel cpu_kernel;  // the fast kernel; absent: the reference kernel is good enough
   // Instead of cpu_kernel, where set-up is worth keeping (oneDNN primitives): called once when a
   // program is loaded. Must return a kernel that holds no reference to the OpContext.
   std::function<Kernel(const OpContext&, const DeviceSpec&)> cpu_factory;
@@ -142,10 +145,10 @@ struct RegisterFusion {
   explicit RegisterFusion(Fusion fusion);  // NOLINT: registration object
 };
 
-const OpDef* find_op(const std::string& op_type);        // null when unknown
-const OpDef& get_op(const std::string& op_type);         // throws kUnsupported
-std::vector<std::string> op_names();                     // sorted
-std::vector<Fusion> fusions();                           // sorted by priority, then name
+const OpDef* find_op(const std::string& op_type);  // null when unknown
+const OpDef& get_op(const std::string& op_type);   // throws kUnsupported
+std::vector<std::string> op_names();               // sorted
+std::vector<Fusion> fusions();                     // sorted by priority, then name
 const std::function<void(UpgradeContext&)>* find_upgrade(const std::string& domain,
                                                          const std::string& op_type);
 std::vector<std::string> upgrade_names();  // "Gemm", "com.microsoft.Gelu", ... sorted

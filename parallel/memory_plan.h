@@ -1,12 +1,15 @@
 // Program -> the offset of every tensor in one arena, and the peak. Pure: planner and executor call
 // the same function, so a predicted peak is the allocated one, to the byte.
 //
-// The arena is [persistent | stash slots | transient]:
+// The arena is [persistent | dynamic], and the dynamic part begins with the stash slots:
 //   persistent  parameters, gradients, optimizer state, model state, constants: live over steps;
-//   stash       what a forward leaves for its backward: one slot per micro-batch in flight;
-//   transient   everything else of the running phase, overlaid between phases.
-// A micro-batch's transients may also use the part of its own slot that is not live at the time, so
-// with one micro-batch in flight forward and backward are planned as one time line.
+//   stash       what a forward leaves for its backward: one slot per micro-batch in flight, used
+//               round robin (micro-batch i of a stage has slot i mod num_slots);
+//   transient   everything else of the running phase, overlaid between phases: past the slots, in
+//               parts of the micro-batch's own slot that are not live at the time, and, in phases
+//               that run once per step (no micro-batch in flight), over the slots as well.
+// With one micro-batch in flight at a time forward and backward are one time line without slots;
+// with one micro-batch per step the whole step is.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +40,7 @@ struct TensorAddress {
   ArenaRegion region = ArenaRegion::kNone;
   int64_t offset = 0;  // from the region's start; kStash: from the slot's start
   int64_t bytes = 0;
+  int local_stage = 0;  // kStash: whose slots
 };
 
 struct MemoryBreakdown {
@@ -59,14 +63,17 @@ struct VariantMemory {
 
 struct MemoryPlan {
   int64_t persistent_bytes = 0;
-  std::vector<int64_t> slot_bytes;     // per local virtual stage index, size of one slot
-  std::vector<int> num_slots;          // per local virtual stage index
-  std::vector<int64_t> slot_base;      // offset of the first slot, per local virtual stage index
-  int64_t transient_base = 0;
-  int64_t transient_bytes = 0;
-  int64_t arena_bytes = 0;             // = peak_bytes: what is allocated
-  MemoryBreakdown breakdown;           // at the instant of the peak; sums to arena_bytes
+  std::vector<int64_t> slot_bytes;  // per local virtual stage index, size of one slot
+  std::vector<int> num_slots;       // per local virtual stage index
+  std::vector<int64_t> slot_base;   // offset of the first slot, per local virtual stage index
+  int64_t transient_base = 0;       // = persistent_bytes
+  int64_t transient_bytes = 0;      // the dynamic part, slots included
+  int64_t arena_bytes = 0;          // = peak_bytes: what is allocated
+  MemoryBreakdown breakdown;        // at the instant of the peak; sums to arena_bytes
   std::vector<VariantMemory> variants;
+
+  // Offset from the arena's start for the micro-batch `micro_batch` (ignored but for kStash).
+  int64_t absolute_offset(const TensorAddress& address, int micro_batch) const;
 };
 
 MemoryPlan plan_memory(const Program& program);

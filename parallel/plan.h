@@ -1,6 +1,6 @@
-// What the planner decides and a user can write by hand (CONTRACT section 2): how a training graph is
-// split over devices. A Plan costs nothing and knows no device properties; partition() turns it into
-// one Program per rank.
+// What the planner decides and a user can write by hand (CONTRACT section 2): how a training graph
+// is split over devices. A Plan costs nothing and knows no device properties; partition() turns it
+// into one Program per rank.
 #pragma once
 
 #include <map>
@@ -45,8 +45,8 @@ const char* recompute_name(RecomputeMode mode);
 
 struct PlanStage {
   int virtual_stage = 0;
-  int rank_stage = 0;           // pipeline rank that owns it
-  int first_node = 0;           // [first_node, last_node]: topological order of the imported graph
+  int rank_stage = 0;  // pipeline rank that owns it
+  int first_node = 0;  // [first_node, last_node]: topological order of the imported graph
   int last_node = 0;
   RecomputeMode recompute = RecomputeMode::kNone;
   std::vector<std::string> recompute_nodes;  // stable node names that are run again in backward
@@ -62,8 +62,8 @@ struct Plan {
   std::string model_hash;
   std::map<std::string, int64_t> bind;
   std::string precision = "fp32";
-  int64_t global_batch = 0;       // samples per step
-  int64_t micro_batch_size = 0;   // the largest of shares
+  int64_t global_batch = 0;      // samples per step
+  int64_t micro_batch_size = 0;  // the largest of shares
   int data_parallel = 1;
   int tensor_parallel = 1;
   int pipeline_parallel = 1;
@@ -72,7 +72,7 @@ struct Plan {
   int zero_stage = 0;
   bool sequence_parallel = false;
   bool offload_optimizer = false;
-  bool exact_reduction = false;   // --reduction exact
+  bool exact_reduction = false;  // --reduction exact
   std::vector<PlanDevice> devices;
   std::vector<DataShare> shares;
   std::vector<PlanStage> stages;

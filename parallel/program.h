@@ -1,5 +1,5 @@
-// One rank's instructions: what the executor runs and the simulator prices. Compiled from a training
-// graph and a Plan by parallel/partition.
+// One rank's instructions: what the executor runs and the simulator prices. Compiled from a
+// training graph and a Plan by parallel/partition.
 //
 // A Program holds, for every micro-batch size that occurs on the rank (a last micro-batch may be
 // short), a local Graph whose nodes are computation and communication alike, cut into phases:
@@ -20,7 +20,10 @@ namespace trainrt {
 struct Phase {
   PhaseKind kind = PhaseKind::kForward;
   int virtual_stage = 0;
-  std::vector<NodeId> nodes;  // in execution order, ids into the variant's graph
+  std::vector<NodeId> nodes;   // in execution order, ids into the variant's graph
+  std::vector<ValueId> feeds;  // kInput values the host writes before the phase runs
+  std::vector<ValueId>
+      fetches;  // values the host reads after it: loss_sum, item_count, outputs ...
 };
 
 // The program at one micro-batch size.
@@ -28,7 +31,7 @@ struct ProgramVariant {
   int64_t micro_batch_size = 0;
   Graph graph;
   std::vector<Phase> phases;
-  ValueId loss_sum = kNoValue;    // where this rank computes them; kNoValue elsewhere
+  ValueId loss_sum = kNoValue;  // where this rank computes them; kNoValue elsewhere
   ValueId item_count = kNoValue;
   ValueId grad_norm = kNoValue;
   ValueId correct = kNoValue;
@@ -48,20 +51,24 @@ struct Program {
   int world_size = 1;
   RankCoordinates coordinates;
   DeviceSpec device;
-  std::vector<ProgramVariant> variants;    // [0]: the largest micro-batch size
-  std::vector<MicroBatch> micro_batches;   // in order
-  std::vector<Cell> cells;                 // this rank's row: C, G, F, B, W, R, U in order
+  std::vector<ProgramVariant> variants;   // [0]: the largest micro-batch size
+  std::vector<MicroBatch> micro_batches;  // in order
+  std::vector<Cell> cells;                // this rank's row: C, G, F, B, W, R, U in order
+
+  // Virtual stages of this rank, ascending; the index into it is the `local stage` of MemoryPlan.
+  std::vector<int> local_stages() const;
+  // Most micro-batches of the stage in flight at once.
   int num_stash_slots(int virtual_stage) const;
 };
 
-// Communication as nodes. Attribute "group": "data", "tensor" or "pipeline" names the mesh axis, the
-// communicator of which runs it. Send/Recv carry "peer" (a rank of the group) and "tag".
+// Communication as nodes. Attribute "group": "data", "tensor" or "pipeline" names the mesh axis,
+// the communicator of which runs it. Send/Recv carry "peer" (a rank of the group) and "tag".
 namespace comm_op {
 inline constexpr const char* kAllReduce = "AllReduce";          // attr reduction: sum|max|min
 inline constexpr const char* kReduceScatter = "ReduceScatter";  // attr axis, sizes
 inline constexpr const char* kAllGather = "AllGather";          // attr axis, sizes
 inline constexpr const char* kAllToAll = "AllToAll";
-inline constexpr const char* kBroadcast = "Broadcast";          // attr root
+inline constexpr const char* kBroadcast = "Broadcast";  // attr root
 inline constexpr const char* kSend = "Send";
 inline constexpr const char* kRecv = "Recv";
 }  // namespace comm_op

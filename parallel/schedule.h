@@ -40,24 +40,28 @@ std::optional<ScheduleKind> schedule_from_name(std::string_view name);
 
 struct Schedule {
   ScheduleKind kind = ScheduleKind::k1F1B;
-  int num_stages = 1;          // p, pipeline ranks
-  int virtual_stages = 1;      // v, per rank
-  int num_micro_batches = 1;   // m
-  bool split_backward = false; // W cells exist
+  int num_stages = 1;                    // p, pipeline ranks
+  int virtual_stages = 1;                // v, per rank
+  int num_micro_batches = 1;             // m
+  bool split_backward = false;           // W cells exist
   std::vector<std::vector<Cell>> ranks;  // F, B, W cells of each pipeline rank in order
 };
 
 // Throws kInfeasiblePlan for combinations that do not exist (2BW with m < p, v > 1 with a schedule
 // that is not interleaved).
-Schedule make_schedule(ScheduleKind kind, int num_stages, int num_micro_batches, int virtual_stages);
+Schedule make_schedule(ScheduleKind kind,
+                       int num_stages,
+                       int num_micro_batches,
+                       int virtual_stages);
 
-// Checks the invariants of reference/training-semantics.md 2.3: each (stage, micro-batch) has one F,
-// one B (and one W if split); dependencies can be met without deadlock. Throws kInternal.
+// Checks the invariants of reference/training-semantics.md 2.3: each (stage, micro-batch) has one
+// F, one B (and one W if split); dependencies can be met without deadlock. Throws kInternal.
 void verify_schedule(const Schedule& schedule);
 
 // Most micro-batches of `virtual_stage` whose forward has begun and whose last backward phase (W if
 // split) has not ended: the number of stash slots.
 int max_in_flight(const Schedule& schedule, int virtual_stage);
+int max_in_flight(const std::vector<Cell>& row, int virtual_stage);  // of one rank's row
 
 // One row per rank, cells like 2F0 (virtual stage 2, forward, micro-batch 0), comma-separated.
 std::string schedule_table(const Schedule& schedule);

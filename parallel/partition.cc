@@ -1,0 +1,259 @@
+// One rank's Program, in the order of the steps: whole training graph at the rank's micro-batch
+// sizes (shared by ranks), the rank's share of its nodes, phases, order within phases, cells.
+#include "parallel/partition.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "graph/op_def.h"
+#include "parallel/phase_order.h"
+
+namespace trainrt {
+
+struct Partitioner::Cache {
+  std::map<int64_t, TrainingGraph> whole;  // by micro-batch size
+};
+
+namespace {
+
+const DataShare& share_of(const Plan& plan, int data_rank) {
+  for (const DataShare& share : plan.shares) {
+    if (share.data_rank == data_rank) {
+      return share;
+    }
+  }
+  TRAINRT_FAIL(kInvalidArgument, "the plan's shares leave out data rank ", data_rank);
+}
+
+int64_t first_sample_of(const Plan& plan, int data_rank) {
+  int64_t first = 0;
+  for (int d = 0; d < data_rank; ++d) {
+    first += share_of(plan, d).num_samples;
+  }
+  return first;
+}
+
+void check_plan(const Plan& plan) {
+  TRAINRT_REQUIRE(plan.data_parallel >= 1 && plan.tensor_parallel >= 1 &&
+                      plan.pipeline_parallel >= 1 && plan.virtual_stages >= 1,
+                  kInvalidArgument,
+                  "a plan's degrees are at least 1");
+  TRAINRT_REQUIRE(static_cast<int>(plan.shares.size()) == plan.data_parallel,
+                  kInvalidArgument,
+                  "the plan has ",
+                  plan.shares.size(),
+                  " shares for ",
+                  plan.data_parallel,
+                  " data ranks");
+  int64_t samples = 0;
+  for (int d = 0; d < plan.data_parallel; ++d) {
+    const DataShare& share = share_of(plan, d);
+    samples += share.num_samples;
+    const int64_t most = share.micro_batch_size * share.num_micro_batches;
+    TRAINRT_REQUIRE(share.num_samples == 0 || (share.num_samples <= most &&
+                                               share.num_samples > most - share.micro_batch_size),
+                    kInvalidArgument,
+                    "data rank ",
+                    d,
+                    ": ",
+                    share.num_samples,
+                    " samples are not ",
+                    share.num_micro_batches,
+                    " micro-batches of ",
+                    share.micro_batch_size);
+  }
+  TRAINRT_REQUIRE(samples > 0 && samples == plan.global_batch,
+                  kInvalidArgument,
+                  "the shares add up to ",
+                  samples,
+                  " samples, the global batch is ",
+                  plan.global_batch);
+}
+
+// The variants of a share: its full micro-batches, and a short last one.
+std::vector<int64_t> micro_batch_sizes(const DataShare& share) {
+  std::vector<int64_t> sizes;
+  if (share.num_samples > 0) {
+    sizes.push_back(std::min(share.micro_batch_size, share.num_samples));
+    const int64_t rest = share.num_samples % share.micro_batch_size;
+    if (share.num_micro_batches > 1 && rest > 0) {
+      sizes.push_back(rest);
+    }
+  }
+  return sizes;
+}
+
+std::vector<MicroBatch> micro_batches(const DataShare& share, int64_t first_sample) {
+  std::vector<MicroBatch> result;
+  for (int64_t i = 0; i < share.num_micro_batches; ++i) {
+    const int64_t begin = i * share.micro_batch_size;
+    const int64_t size = std::min(share.micro_batch_size, share.num_samples - begin);
+    result.push_back(
+        {size == share.micro_batch_size || i == 0 ? 0 : 1, first_sample + begin, size});
+  }
+  return result;
+}
+
+// Phases of a rank that owns everything.
+std::vector<PhaseNodes> single_stage_phases(const Graph& graph, bool merge_update) {
+  std::vector<PhaseNodes> phases = {{PhaseKind::kCount, 0, {}},
+                                    {PhaseKind::kForward, 0, {}},
+                                    {PhaseKind::kBackward, 0, {}},
+                                    {PhaseKind::kUpdate, 0, {}}};
+  const bool has_backward =
+      std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
+        return node.region == Region::kBackward;
+      });
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    switch (graph.node(id).region) {
+      case Region::kCount:
+        phases[0].nodes.push_back(id);
+        break;
+      case Region::kForward:
+        phases[1].nodes.push_back(id);
+        break;
+      case Region::kBackward:
+        phases[2].nodes.push_back(id);
+        break;
+      case Region::kUpdate:
+        phases[merge_update && has_backward ? 2 : 3].nodes.push_back(id);
+        break;
+    }
+  }
+  return phases;
+}
+
+// Which values the host writes before, and reads after, each phase.
+void connect_host(ProgramVariant& variant) {
+  const Graph& graph = variant.graph;
+  for (Phase& phase : variant.phases) {
+    std::vector<bool> listed(static_cast<size_t>(graph.num_values()), false);
+    std::vector<bool> made(static_cast<size_t>(graph.num_values()), false);
+    for (const NodeId id : phase.nodes) {
+      for (const ValueId input : graph.node(id).inputs) {
+        if (input != kNoValue && graph.value(input).kind == ValueKind::kInput &&
+            !listed[static_cast<size_t>(input)]) {
+          listed[static_cast<size_t>(input)] = true;
+          phase.feeds.push_back(input);
+        }
+      }
+      for (const ValueId output : graph.node(id).outputs) {
+        if (output != kNoValue) {
+          made[static_cast<size_t>(output)] = true;
+        }
+      }
+    }
+    std::vector<ValueId> read = graph.outputs();
+    read.insert(read.end(),
+                {variant.loss_sum, variant.item_count, variant.grad_norm, variant.correct});
+    for (const ValueId id : read) {
+      if (id != kNoValue && made[static_cast<size_t>(id)]) {
+        made[static_cast<size_t>(id)] = false;  // once
+        phase.fetches.push_back(id);
+      }
+    }
+  }
+}
+
+// C cells of all micro-batches, the schedule's row as far as this rank has phases, R and U.
+std::vector<Cell> rank_cells(const Plan& plan,
+                             int stage,
+                             int num_micro_batches,
+                             const ProgramVariant& variant) {
+  std::vector<Cell> cells;
+  const auto add_all = [&](PhaseKind kind) {
+    for (const Phase& phase : variant.phases) {
+      if (phase.kind == kind) {
+        cells.push_back({kind, phase.virtual_stage, -1});
+      }
+    }
+  };
+  for (int i = 0; i < num_micro_batches; ++i) {
+    for (const Phase& phase : variant.phases) {
+      if (phase.kind == PhaseKind::kCount) {
+        cells.push_back({PhaseKind::kCount, phase.virtual_stage, i});
+      }
+    }
+  }
+  add_all(PhaseKind::kGather);
+  if (num_micro_batches > 0) {
+    const Schedule schedule = make_schedule(
+        plan.schedule, plan.pipeline_parallel, num_micro_batches, plan.virtual_stages);
+    for (const Cell& cell : schedule.ranks[static_cast<size_t>(stage)]) {
+      if (variant.find_phase(cell.phase, cell.virtual_stage) != nullptr) {
+        cells.push_back(cell);
+      }
+    }
+  }
+  add_all(PhaseKind::kReduce);
+  add_all(PhaseKind::kUpdate);
+  return cells;
+}
+
+}  // namespace
+
+Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
+    : factory_(std::move(factory)), plan_(std::move(plan)), cache_(std::make_unique<Cache>()) {
+  check_plan(plan_);
+  for (const DataShare& share : plan_.shares) {
+    // A rank without samples adds zeros to the sums, for which it needs an accumulator too.
+    accumulates_ = accumulates_ || share.num_micro_batches != 1;
+  }
+}
+
+Partitioner::~Partitioner() = default;
+
+Program Partitioner::program(int rank, const DeviceSpec& device) {
+  Program program;
+  program.rank = rank;
+  program.world_size = plan_.world_size();
+  program.coordinates = rank_coordinates(plan_, rank);
+  program.device = device;
+  const DataShare& share = share_of(plan_, program.coordinates.data_rank);
+  for (const int64_t size : micro_batch_sizes(share)) {
+    auto found = cache_->whole.find(size);
+    if (found == cache_->whole.end()) {
+      found = cache_->whole.emplace(size, factory_(size, accumulates_)).first;
+    }
+    const TrainingGraph& whole = found->second;
+    ProgramVariant variant;
+    variant.micro_batch_size = size;
+    variant.graph = whole.graph;
+    variant.loss_sum = whole.loss_sum;
+    variant.item_count = whole.item_count;
+    variant.grad_norm = whole.grad_norm;
+    variant.correct = whole.correct;
+    std::vector<PhaseNodes> phases = single_stage_phases(variant.graph, !accumulates_);
+    settle_updates(variant.graph, phases);
+    variant.phases = order_phases(variant.graph, phases);
+    connect_host(variant);
+    program.variants.push_back(std::move(variant));
+  }
+  program.micro_batches = micro_batches(share, first_sample_of(plan_, share.data_rank));
+  program.cells = rank_cells(plan_,
+                             program.coordinates.stage,
+                             static_cast<int>(share.num_micro_batches),
+                             program.variants.at(0));
+  return program;
+}
+
+std::vector<Program> partition(const TrainingGraphFactory& factory,
+                               const Plan& plan,
+                               const std::vector<DeviceSpec>& devices) {
+  TRAINRT_REQUIRE(static_cast<int>(devices.size()) == plan.world_size(),
+                  kInvalidArgument,
+                  "the plan has ",
+                  plan.world_size(),
+                  " ranks, but ",
+                  devices.size(),
+                  " devices are given");
+  Partitioner partitioner(factory, plan);
+  std::vector<Program> programs;
+  for (int rank = 0; rank < plan.world_size(); ++rank) {
+    programs.push_back(partitioner.program(rank, devices[static_cast<size_t>(rank)]));
+  }
+  return programs;
+}
+
+}  // namespace trainrt

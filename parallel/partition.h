@@ -1,0 +1,46 @@
+// Training graph + Plan -> one Program per rank. Mechanism only: whatever the plan says is carried
+// out, or refused with kInfeasiblePlan and the reason; nothing is priced.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "graph/training_graph.h"
+#include "parallel/program.h"
+
+namespace trainrt {
+
+// The training graph at one micro-batch size, with or without gradient accumulators
+// (TrainingSpec::accumulate). Names must not depend on either argument. Called once per
+// combination.
+using TrainingGraphFactory = std::function<TrainingGraph(int64_t micro_batch, bool accumulate)>;
+
+// Keeps what the ranks have in common, so that many ranks cost little more than their classes.
+class Partitioner {
+ public:
+  // Throws kInvalidArgument for a plan that contradicts itself.
+  Partitioner(TrainingGraphFactory factory, Plan plan);
+  ~Partitioner();
+
+  Program program(int rank, const DeviceSpec& device);
+  const Plan& plan() const { return plan_; }
+  // Whether gradients are accumulated over micro-batches under this plan.
+  bool accumulates() const { return accumulates_; }
+
+ private:
+  struct Cache;
+  TrainingGraphFactory factory_;
+  Plan plan_;
+  bool accumulates_ = false;
+  std::unique_ptr<Cache> cache_;
+};
+
+// Programs of all ranks. `devices` has one entry per rank.
+std::vector<Program> partition(const TrainingGraphFactory& factory,
+                               const Plan& plan,
+                               const std::vector<DeviceSpec>& devices);
+
+}  // namespace trainrt

@@ -1,0 +1,304 @@
+// Kahn's algorithm with a heap of positions, over data dependencies and the order "readers of a
+// persistent value before the node that overwrites it". A position is where a node would like to
+// be: its place in the graph, except that an update stands right behind the last thing it waits for
+// (a gradient is then freed at once), and a node without inputs right before its first reader.
+#include "parallel/phase_order.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "graph/graph_builder.h"
+#include "graph/op_def.h"
+
+namespace trainrt {
+
+namespace {
+
+// Which persistent values `node` overwrites, with the input index it overwrites each through.
+struct Overwrite {
+  ValueId target = kNoValue;
+  int input = -1;
+};
+
+std::unordered_map<ValueId, ValueId> targets_by_new_value(const Graph& graph) {
+  std::unordered_map<ValueId, ValueId> targets;
+  for (const StateUpdate& update : graph.updates()) {
+    targets[update.new_value] = update.target;
+  }
+  return targets;
+}
+
+std::vector<Overwrite> overwrites(const Graph& graph,
+                                  const Node& node,
+                                  const std::unordered_map<ValueId, ValueId>& targets) {
+  std::vector<Overwrite> result;
+  for (const Inplace& alias : get_op(node.op_type).inplace) {
+    if (alias.input >= static_cast<int>(node.inputs.size()) ||
+        alias.output >= static_cast<int>(node.outputs.size())) {
+      continue;
+    }
+    const ValueId input = node.inputs[static_cast<size_t>(alias.input)];
+    const ValueId output = node.outputs[static_cast<size_t>(alias.output)];
+    if (input == kNoValue || output == kNoValue || !is_persistent(graph.value(input).kind)) {
+      continue;
+    }
+    const auto target = targets.find(output);
+    if (alias.always || (target != targets.end() && target->second == input)) {
+      result.push_back({input, alias.input});
+    }
+  }
+  return result;
+}
+
+// Position of each node of a phase, or -1 for nodes of other phases.
+class PhaseGraph {
+ public:
+  PhaseGraph(const Graph& graph, const std::vector<NodeId>& nodes)
+      : graph_(graph), nodes_(nodes), index_(static_cast<size_t>(graph.num_nodes()), -1) {
+    std::sort(nodes_.begin(), nodes_.end());
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      index_[static_cast<size_t>(nodes_[i])] = static_cast<int>(i);
+    }
+    successors_.resize(nodes_.size());
+    missing_.resize(nodes_.size(), 0);
+    const std::unordered_map<ValueId, ValueId> targets = targets_by_new_value(graph);
+    std::unordered_map<ValueId, std::vector<int>> readers;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      for (const ValueId input : graph.node(nodes_[i]).inputs) {
+        if (input == kNoValue) {
+          continue;
+        }
+        const NodeId producer = graph.value(input).producer;
+        if (producer != kNoNode && index_[static_cast<size_t>(producer)] >= 0) {
+          add_edge(index_[static_cast<size_t>(producer)], static_cast<int>(i));
+        } else if (is_persistent(graph.value(input).kind)) {
+          readers[input].push_back(static_cast<int>(i));
+        }
+      }
+    }
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      for (const Overwrite& overwrite : overwrites(graph, graph.node(nodes_[i]), targets)) {
+        for (const int reader : readers[overwrite.target]) {
+          if (reader != static_cast<int>(i)) {
+            add_edge(reader, static_cast<int>(i));
+          }
+        }
+      }
+    }
+  }
+
+  std::vector<NodeId> order() const {
+    const std::vector<int64_t> positions = wanted_positions();
+    std::vector<int> missing = missing_;
+    using Entry = std::pair<int64_t, int>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (missing[i] == 0) {
+        ready.emplace(positions[i], static_cast<int>(i));
+      }
+    }
+    std::vector<NodeId> result;
+    while (!ready.empty()) {
+      const int i = ready.top().second;
+      ready.pop();
+      result.push_back(nodes_[static_cast<size_t>(i)]);
+      for (const int next : successors_[static_cast<size_t>(i)]) {
+        if (--missing[static_cast<size_t>(next)] == 0) {
+          ready.emplace(positions[static_cast<size_t>(next)], next);
+        }
+      }
+    }
+    TRAINRT_CHECK(result.size() == nodes_.size(),
+                  "the updates of a phase wait for each other (",
+                  nodes_.size() - result.size(),
+                  " of ",
+                  nodes_.size(),
+                  " nodes, '",
+                  first_stuck(missing),
+                  "' among them)");
+    return result;
+  }
+
+  // Is `later` reached from `earlier`?
+  bool reaches(NodeId earlier, NodeId later) const {
+    std::vector<int> open = {index_[static_cast<size_t>(earlier)]};
+    std::vector<bool> seen(nodes_.size(), false);
+    while (!open.empty()) {
+      const int i = open.back();
+      open.pop_back();
+      if (i < 0 || seen[static_cast<size_t>(i)]) {
+        continue;
+      }
+      seen[static_cast<size_t>(i)] = true;
+      if (nodes_[static_cast<size_t>(i)] == later) {
+        return true;
+      }
+      open.insert(open.end(),
+                  successors_[static_cast<size_t>(i)].begin(),
+                  successors_[static_cast<size_t>(i)].end());
+    }
+    return false;
+  }
+
+ private:
+  void add_edge(int from, int to) {
+    successors_[static_cast<size_t>(from)].push_back(to);
+    ++missing_[static_cast<size_t>(to)];
+  }
+
+  std::string first_stuck(const std::vector<int>& missing) const {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (missing[i] > 0) {
+        return graph_.node(nodes_[i]).name;
+      }
+    }
+    return "";
+  }
+
+  // Positions are doubled node indices: even for a node in its own place, odd for one that stands
+  // right behind (updates) or right before (sources) another.
+  std::vector<int64_t> wanted_positions() const {
+    std::vector<int64_t> positions(nodes_.size());
+    std::vector<int64_t> latest_input(nodes_.size(), -1);
+    const std::unordered_map<ValueId, ValueId> targets = targets_by_new_value(graph_);
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const Node& node = graph_.node(nodes_[i]);
+      positions[i] = 2 * static_cast<int64_t>(i);
+      const bool soon = node.region == Region::kUpdate || node.op_type == comm_op::kSend ||
+                        !overwrites(graph_, node, targets).empty();
+      if (soon && latest_input[i] >= 0) {
+        positions[i] = latest_input[i] | 1;
+      }
+      for (const int next : successors_[i]) {
+        if (next > static_cast<int>(i)) {
+          latest_input[static_cast<size_t>(next)] =
+              std::max(latest_input[static_cast<size_t>(next)], positions[i]);
+        }
+      }
+    }
+    for (size_t i = nodes_.size(); i-- > 0;) {
+      if (missing_[i] > 0 || successors_[i].empty() ||
+          graph_.node(nodes_[i]).region == Region::kForward) {
+        continue;
+      }
+      int64_t first = std::numeric_limits<int64_t>::max();
+      for (const int next : successors_[i]) {
+        first = std::min(first, positions[static_cast<size_t>(next)]);
+      }
+      positions[i] = std::max(positions[i], first - 1);
+    }
+    return positions;
+  }
+
+  const Graph& graph_;
+  std::vector<NodeId> nodes_;
+  std::vector<int> index_;
+  std::vector<std::vector<int>> successors_;
+  std::vector<int> missing_;
+};
+
+PhaseNodes* phase_of(std::vector<PhaseNodes>& phases, NodeId node) {
+  for (PhaseNodes& phase : phases) {
+    if (std::find(phase.nodes.begin(), phase.nodes.end(), node) != phase.nodes.end()) {
+      return &phase;
+    }
+  }
+  return nullptr;
+}
+
+// Can the producer of `update` write over the target itself?
+bool works_in_place(const Graph& graph, const StateUpdate& update, const PhaseNodes& phase) {
+  const Value& new_value = graph.value(update.new_value);
+  const Node& node = graph.node(new_value.producer);
+  const std::vector<Inplace>& aliases = get_op(node.op_type).inplace;
+  const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Inplace& a) {
+    return a.output == new_value.output_index && a.input < static_cast<int>(node.inputs.size()) &&
+           node.inputs[static_cast<size_t>(a.input)] == update.target;
+  });
+  if (alias == aliases.end()) {
+    return false;
+  }
+  if (alias->always) {
+    return true;
+  }
+  if (std::count(node.inputs.begin(), node.inputs.end(), update.target) != 1) {
+    return false;
+  }
+  const PhaseGraph order(graph, phase.nodes);
+  for (const NodeId id : phase.nodes) {
+    const std::vector<ValueId>& inputs = graph.node(id).inputs;
+    if (id != new_value.producer &&
+        std::find(inputs.begin(), inputs.end(), update.target) != inputs.end() &&
+        order.reaches(new_value.producer, id)) {
+      return false;  // wants the old contents later
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void settle_updates(Graph& graph, std::vector<PhaseNodes>& phases) {
+  std::vector<StateUpdate> settled;
+  std::vector<StateUpdate> pending;
+  std::unordered_set<ValueId> targets;
+  for (const StateUpdate& update : graph.updates()) {
+    targets.insert(update.target);
+  }
+  std::unordered_set<ValueId> moved;
+  for (const StateUpdate& update : graph.updates()) {
+    const NodeId producer = graph.value(update.new_value).producer;
+    PhaseNodes* phase = producer == kNoNode ? nullptr : phase_of(phases, producer);
+    if (phase != nullptr && moved.insert(update.new_value).second &&
+        works_in_place(graph, update, *phase)) {
+      settled.push_back(update);
+    } else {
+      pending.push_back(update);
+    }
+  }
+  GraphBuilder builder(graph);
+  builder.set_region(Region::kUpdate);
+  for (StateUpdate& update : pending) {
+    const NodeId producer = graph.value(update.new_value).producer;
+    PhaseNodes* phase = producer == kNoNode ? nullptr : phase_of(phases, producer);
+    if (phase == nullptr) {
+      // A value from another phase or no node at all: once per step, with the update.
+      const auto last = std::find_if(phases.begin(), phases.end(), [](const PhaseNodes& p) {
+        return p.kind == PhaseKind::kUpdate;
+      });
+      phase = last == phases.end() ? &phases.back() : &*last;
+    }
+    ValueId source = update.new_value;
+    if (targets.count(source) != 0) {
+      // All updates happen at once: the old contents of another target must be saved first.
+      source = builder.op("Reshape",
+                          {source},
+                          {{"shape", graph.value(source).type.shape}},
+                          graph.value(source).name + "/old");
+      phase->nodes.push_back(graph.value(source).producer);
+    }
+    const ValueId assigned = builder.op(
+        "Assign", {update.target, source}, {}, graph.value(update.target).name + "/assign");
+    phase->nodes.push_back(graph.value(assigned).producer);
+    settled.push_back({update.target, assigned});
+  }
+  graph.updates() = std::move(settled);
+}
+
+std::vector<Phase> order_phases(const Graph& graph, const std::vector<PhaseNodes>& phases) {
+  std::vector<Phase> result;
+  for (const PhaseNodes& phase : phases) {
+    if (phase.nodes.empty()) {
+      continue;
+    }
+    result.push_back(
+        {phase.kind, phase.virtual_stage, PhaseGraph(graph, phase.nodes).order(), {}, {}});
+  }
+  return result;
+}
+
+}  // namespace trainrt

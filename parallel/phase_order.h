@@ -1,0 +1,29 @@
+// The order of a rank's nodes within its phases, and the copies that make state updates take
+// effect.
+#pragma once
+
+#include <vector>
+
+#include "graph/graph.h"
+#include "parallel/program.h"
+
+namespace trainrt {
+
+// The nodes of one phase, before they are ordered.
+struct PhaseNodes {
+  PhaseKind kind = PhaseKind::kForward;
+  int virtual_stage = 0;
+  std::vector<NodeId> nodes;
+};
+
+// Makes every StateUpdate of `graph` one that happens in place: either the producer of the new
+// value works in place on the target and no node of its phase needs the old contents afterwards, or
+// an Assign node is appended to the graph and to the phase of the producer.
+void settle_updates(Graph& graph, std::vector<PhaseNodes>& phases);
+
+// Orders each phase for a low peak: updates and accumulations as soon as their gradient is
+// complete, what nobody but a later node needs right before that node; otherwise the graph's order.
+// Readers of a persistent value come before the node that overwrites it.
+std::vector<Phase> order_phases(const Graph& graph, const std::vector<PhaseNodes>& phases);
+
+}  // namespace trainrt

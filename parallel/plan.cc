@@ -1,0 +1,496 @@
+// Plan as JSON (CONTRACT section 2), and the arithmetic of cutting a batch into shares.
+#include "parallel/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+namespace trainrt {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// One object of the file: knows where it lies, so that every complaint names the key.
+class ObjectReader {
+ public:
+  ObjectReader(const Json& json, std::string where, const std::vector<std::string>& keys)
+      : json_(json), where_(std::move(where)) {
+    TRAINRT_REQUIRE(
+        json.is_object(), kInvalidArgument, where_, " is ", json.dump(), ", wanted an object");
+    for (const auto& [key, value] : json.items()) {
+      TRAINRT_REQUIRE(std::find(keys.begin(), keys.end(), key) != keys.end(),
+                      kInvalidArgument,
+                      where_,
+                      ": unknown key '",
+                      key,
+                      "'",
+                      did_you_mean(key, keys));
+    }
+  }
+
+  // Reads `key` into `target` when it is there.
+  template <typename T>
+  void read(const char* key, T& target) const {
+    const auto it = json_.find(key);
+    if (it != json_.end() && !it->is_null()) {
+      target = value<T>(*it, concat(where_, ".", key));
+    }
+  }
+
+  template <typename T, typename Fn>
+  void read_list(const char* key, std::vector<T>& target, Fn&& read_item) const {
+    const auto it = json_.find(key);
+    if (it == json_.end() || it->is_null()) {
+      return;
+    }
+    TRAINRT_REQUIRE(
+        it->is_array(), kInvalidArgument, where_, ".", key, " is ", it->dump(), ", wanted a list");
+    for (size_t i = 0; i < it->size(); ++i) {
+      target.push_back(read_item((*it)[i], concat(where_, ".", key, "[", i, "]")));
+    }
+  }
+
+  const Json* find(const char* key) const {
+    const auto it = json_.find(key);
+    return it == json_.end() || it->is_null() ? nullptr : &*it;
+  }
+  const std::string& where() const { return where_; }
+
+  template <typename T>
+  static T value(const Json& json, const std::string& where) {
+    if constexpr (std::is_same_v<T, bool>) {
+      TRAINRT_REQUIRE(json.is_boolean(),
+                      kInvalidArgument,
+                      where,
+                      " is ",
+                      json.dump(),
+                      ", wanted true or false");
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      TRAINRT_REQUIRE(
+          json.is_string(), kInvalidArgument, where, " is ", json.dump(), ", wanted a string");
+    } else {
+      TRAINRT_REQUIRE(json.is_number_integer() &&
+                          json.get<int64_t>() >= std::numeric_limits<T>::min() &&
+                          json.get<int64_t>() <= std::numeric_limits<T>::max(),
+                      kInvalidArgument,
+                      where,
+                      " is ",
+                      json.dump(),
+                      ", wanted an integer");
+    }
+    return json.get<T>();
+  }
+
+ private:
+  const Json& json_;
+  std::string where_;
+};
+
+constexpr RecomputeMode kRecomputeModes[] = {
+    RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull};
+
+RecomputeMode recompute_from_name(const std::string& name, const std::string& where) {
+  for (const RecomputeMode mode : kRecomputeModes) {
+    if (name == recompute_name(mode)) {
+      return mode;
+    }
+  }
+  TRAINRT_FAIL(kInvalidArgument, where, " is '", name, "', wanted none, selective or full");
+}
+
+Placement placement_from_string(const std::string& text, const std::string& where) {
+  if (text == "replicate") {
+    return Placement::replicate();
+  }
+  if (text == "partial") {
+    return Placement::partial();
+  }
+  const bool digits =
+      text.size() > 7 && text.size() < 11 &&
+      std::all_of(text.begin() + 6, text.end() - 1, [](char c) { return c >= '0' && c <= '9'; });
+  TRAINRT_REQUIRE(digits && text.starts_with("shard(") && text.back() == ')',
+                  kInvalidArgument,
+                  where,
+                  " is '",
+                  text,
+                  "', wanted shard(d), replicate or partial");
+  return Placement::shard(std::stoi(text.substr(6)));
+}
+
+PlanStage stage_from_json(const Json& json, const std::string& where) {
+  const ObjectReader reader(json, where, {"virtual_stage", "rank_stage", "nodes", "recompute"});
+  PlanStage stage;
+  reader.read("virtual_stage", stage.virtual_stage);
+  reader.read("rank_stage", stage.rank_stage);
+  std::vector<int> nodes;
+  reader.read_list("nodes", nodes, ObjectReader::value<int>);
+  TRAINRT_REQUIRE(nodes.size() == 2 && nodes[0] <= nodes[1] && nodes[0] >= 0,
+                  kInvalidArgument,
+                  where,
+                  ".nodes: wanted [first, last] with 0 <= first <= last");
+  stage.first_node = nodes[0];
+  stage.last_node = nodes[1];
+  if (const Json* recompute = reader.find("recompute")) {
+    const ObjectReader inner(*recompute, where + ".recompute", {"mode", "nodes"});
+    std::string mode = "none";
+    inner.read("mode", mode);
+    stage.recompute = recompute_from_name(mode, where + ".recompute.mode");
+    inner.read_list("nodes", stage.recompute_nodes, ObjectReader::value<std::string>);
+  }
+  return stage;
+}
+
+DataShare share_from_json(const Json& json, const std::string& where) {
+  const ObjectReader reader(
+      json, where, {"data_rank", "num_samples", "micro_batch_size", "num_micro_batches"});
+  DataShare share;
+  reader.read("data_rank", share.data_rank);
+  reader.read("num_samples", share.num_samples);
+  reader.read("micro_batch_size", share.micro_batch_size);
+  reader.read("num_micro_batches", share.num_micro_batches);
+  TRAINRT_REQUIRE(share.num_samples >= 0 && share.micro_batch_size >= 0,
+                  kInvalidArgument,
+                  where,
+                  ": sizes are counts of samples, wanted at least 0");
+  TRAINRT_REQUIRE(share.num_samples == 0 || share.micro_batch_size > 0,
+                  kInvalidArgument,
+                  where,
+                  ".micro_batch_size is 0 for ",
+                  share.num_samples,
+                  " samples");
+  const int64_t wanted = share.num_samples == 0 ? 0
+                                                : (share.num_samples + share.micro_batch_size - 1) /
+                                                      share.micro_batch_size;
+  if (reader.find("num_micro_batches") == nullptr) {
+    share.num_micro_batches = wanted;
+  }
+  TRAINRT_REQUIRE(share.num_micro_batches == wanted,
+                  kInvalidArgument,
+                  where,
+                  ".num_micro_batches is ",
+                  share.num_micro_batches,
+                  ", but ",
+                  share.num_samples,
+                  " samples in micro-batches of ",
+                  share.micro_batch_size,
+                  " make ",
+                  wanted);
+  return share;
+}
+
+PlanDevice device_from_json(const Json& json, const std::string& where) {
+  const ObjectReader reader(json, where, {"rank", "host", "device"});
+  PlanDevice device;
+  reader.read("rank", device.rank);
+  reader.read("host", device.host);
+  reader.read("device", device.device);
+  return device;
+}
+
+void read_placements(const ObjectReader& reader, Plan& plan) {
+  const Json* placements = reader.find("placements");
+  if (placements == nullptr) {
+    return;
+  }
+  TRAINRT_REQUIRE(placements->is_object(),
+                  kInvalidArgument,
+                  reader.where(),
+                  ".placements is ",
+                  placements->dump(),
+                  ", wanted an object");
+  for (const auto& [tensor, json] : placements->items()) {
+    const std::string where = concat(reader.where(), ".placements['", tensor, "']");
+    const ObjectReader inner(json, where, {"data", "tensor"});
+    std::string data = "replicate", tensor_axis = "replicate";
+    inner.read("data", data);
+    inner.read("tensor", tensor_axis);
+    plan.placements[tensor] = {placement_from_string(data, where + ".data"),
+                               placement_from_string(tensor_axis, where + ".tensor")};
+  }
+}
+
+const std::vector<std::string> kPlanKeys = {"version",
+                                            "model_hash",
+                                            "bind",
+                                            "precision",
+                                            "global_batch",
+                                            "micro_batch_size",
+                                            "data_parallel",
+                                            "tensor_parallel",
+                                            "pipeline_parallel",
+                                            "virtual_stages",
+                                            "schedule",
+                                            "zero_stage",
+                                            "sequence_parallel",
+                                            "offload",
+                                            "reduction",
+                                            "devices",
+                                            "shares",
+                                            "stages",
+                                            "placements"};
+
+void check_ranges(const Plan& plan) {
+  TRAINRT_REQUIRE(plan.version == 1,
+                  kInvalidArgument,
+                  "plan.version is ",
+                  plan.version,
+                  ", this program reads version 1");
+  for (const auto& [name, value] : {std::pair{"data_parallel", plan.data_parallel},
+                                    {"tensor_parallel", plan.tensor_parallel},
+                                    {"pipeline_parallel", plan.pipeline_parallel},
+                                    {"virtual_stages", plan.virtual_stages}}) {
+    TRAINRT_REQUIRE(
+        value >= 1, kInvalidArgument, "plan.", name, " is ", value, ", wanted at least 1");
+  }
+  TRAINRT_REQUIRE(plan.zero_stage >= 0 && plan.zero_stage <= 3,
+                  kInvalidArgument,
+                  "plan.zero_stage is ",
+                  plan.zero_stage,
+                  ", wanted 0, 1, 2 or 3");
+  TRAINRT_REQUIRE(plan.global_batch >= 0 && plan.micro_batch_size >= 0,
+                  kInvalidArgument,
+                  "plan.global_batch and plan.micro_batch_size count samples, wanted at least 0");
+}
+
+}  // namespace
+
+std::string placement_string(const Placement& placement) {
+  switch (placement.kind) {
+    case Placement::Kind::kReplicate:
+      return "replicate";
+    case Placement::Kind::kPartial:
+      return "partial";
+    case Placement::Kind::kShard:
+      return concat("shard(", placement.dim, ")");
+  }
+  return "?";
+}
+
+const char* recompute_name(RecomputeMode mode) {
+  switch (mode) {
+    case RecomputeMode::kNone:
+      return "none";
+    case RecomputeMode::kSelective:
+      return "selective";
+    case RecomputeMode::kFull:
+      return "full";
+  }
+  return "?";
+}
+
+RankCoordinates rank_coordinates(const Plan& plan, int rank) {
+  TRAINRT_CHECK(rank >= 0 && rank < plan.world_size(), "rank ", rank, " of ", plan.world_size());
+  const int tensor_rank = rank % plan.tensor_parallel;
+  const int rest = rank / plan.tensor_parallel;
+  return {rest / plan.data_parallel, rest % plan.data_parallel, tensor_rank};
+}
+
+int rank_of(const Plan& plan, const RankCoordinates& coordinates) {
+  return (coordinates.stage * plan.data_parallel + coordinates.data_rank) * plan.tensor_parallel +
+         coordinates.tensor_rank;
+}
+
+std::string plan_to_json(const Plan& plan) {
+  Json json;
+  json["version"] = plan.version;
+  json["model_hash"] = plan.model_hash;
+  json["bind"] = plan.bind;
+  json["precision"] = plan.precision;
+  json["global_batch"] = plan.global_batch;
+  json["micro_batch_size"] = plan.micro_batch_size;
+  json["data_parallel"] = plan.data_parallel;
+  json["tensor_parallel"] = plan.tensor_parallel;
+  json["pipeline_parallel"] = plan.pipeline_parallel;
+  json["virtual_stages"] = plan.virtual_stages;
+  json["schedule"] = schedule_name(plan.schedule);
+  json["zero_stage"] = plan.zero_stage;
+  json["sequence_parallel"] = plan.sequence_parallel;
+  json["offload"] = plan.offload_optimizer ? "optimizer" : "none";
+  json["reduction"] = plan.exact_reduction ? "exact" : "fast";
+  json["devices"] = Json::array();
+  for (const PlanDevice& device : plan.devices) {
+    json["devices"].push_back(
+        {{"rank", device.rank}, {"host", device.host}, {"device", device.device}});
+  }
+  json["shares"] = Json::array();
+  for (const DataShare& share : plan.shares) {
+    json["shares"].push_back({{"data_rank", share.data_rank},
+                              {"num_samples", share.num_samples},
+                              {"micro_batch_size", share.micro_batch_size},
+                              {"num_micro_batches", share.num_micro_batches}});
+  }
+  json["stages"] = Json::array();
+  for (const PlanStage& stage : plan.stages) {
+    json["stages"].push_back(
+        {{"virtual_stage", stage.virtual_stage},
+         {"rank_stage", stage.rank_stage},
+         {"nodes", Json::array({stage.first_node, stage.last_node})},
+         {"recompute",
+          {{"mode", recompute_name(stage.recompute)}, {"nodes", stage.recompute_nodes}}}});
+  }
+  json["placements"] = Json::object();
+  for (const auto& [tensor, placement] : plan.placements) {
+    json["placements"][tensor] = {{"data", placement_string(placement.data)},
+                                  {"tensor", placement_string(placement.tensor)}};
+  }
+  return json.dump(2);
+}
+
+Plan plan_from_json(const std::string& text) {
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::exception& error) {
+    TRAINRT_FAIL(kInvalidArgument, "the plan is not JSON: ", error.what());
+  }
+  const ObjectReader reader(json, "plan", kPlanKeys);
+  Plan plan;
+  reader.read("version", plan.version);
+  reader.read("model_hash", plan.model_hash);
+  if (const Json* bind = reader.find("bind")) {
+    TRAINRT_REQUIRE(
+        bind->is_object(), kInvalidArgument, "plan.bind is ", bind->dump(), ", wanted an object");
+    for (const auto& [dim, size] : bind->items()) {
+      plan.bind[dim] = ObjectReader::value<int64_t>(size, "plan.bind." + dim);
+    }
+  }
+  reader.read("precision", plan.precision);
+  reader.read("global_batch", plan.global_batch);
+  reader.read("micro_batch_size", plan.micro_batch_size);
+  reader.read("data_parallel", plan.data_parallel);
+  reader.read("tensor_parallel", plan.tensor_parallel);
+  reader.read("pipeline_parallel", plan.pipeline_parallel);
+  reader.read("virtual_stages", plan.virtual_stages);
+  std::string schedule = schedule_name(plan.schedule), offload = "none", reduction = "fast";
+  reader.read("schedule", schedule);
+  reader.read("zero_stage", plan.zero_stage);
+  reader.read("sequence_parallel", plan.sequence_parallel);
+  reader.read("offload", offload);
+  reader.read("reduction", reduction);
+  const std::optional<ScheduleKind> kind = schedule_from_name(schedule);
+  TRAINRT_REQUIRE(kind.has_value(),
+                  kInvalidArgument,
+                  "plan.schedule is '",
+                  schedule,
+                  "', wanted gpipe, 1f1b, interleaved, zb-h1 or 2bw");
+  plan.schedule = *kind;
+  TRAINRT_REQUIRE(offload == "none" || offload == "optimizer",
+                  kInvalidArgument,
+                  "plan.offload is '",
+                  offload,
+                  "', wanted none or optimizer");
+  plan.offload_optimizer = offload == "optimizer";
+  TRAINRT_REQUIRE(reduction == "fast" || reduction == "exact",
+                  kInvalidArgument,
+                  "plan.reduction is '",
+                  reduction,
+                  "', wanted fast or exact");
+  plan.exact_reduction = reduction == "exact";
+  reader.read_list("devices", plan.devices, device_from_json);
+  reader.read_list("shares", plan.shares, share_from_json);
+  reader.read_list("stages", plan.stages, stage_from_json);
+  read_placements(reader, plan);
+  check_ranges(plan);
+  return plan;
+}
+
+namespace {
+
+// `total` units over `weights` by largest remainder; ties go to the later rank.
+std::vector<int64_t> largest_remainder(int64_t total, const std::vector<double>& weights) {
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int64_t> units;
+  std::vector<double> remainders;
+  int64_t left = total;
+  for (const double weight : weights) {
+    const double exact = static_cast<double>(total) * weight / sum;
+    // A share that is whole but for rounding (3 * 1/3 ...) is whole.
+    const double near = std::nearbyint(exact);
+    const double whole =
+        std::abs(exact - near) < 1e-9 * std::max(1.0, near) ? near : std::floor(exact);
+    units.push_back(static_cast<int64_t>(whole));
+    remainders.push_back(std::max(0.0, exact - whole));
+    left -= units.back();
+  }
+  std::vector<size_t> order(weights.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    const bool tie = std::abs(remainders[a] - remainders[b]) < 1e-9;
+    return tie ? a > b : remainders[a] > remainders[b];
+  });
+  for (size_t i = 0; left > 0; i = (i + 1) % order.size()) {
+    if (weights[order[i]] > 0) {
+      ++units[order[i]];
+      --left;
+    }
+  }
+  return units;
+}
+
+}  // namespace
+
+std::vector<DataShare> make_shares(int64_t global_batch,
+                                   int degree,
+                                   int64_t micro_batch_size,
+                                   const std::vector<double>& shares) {
+  TRAINRT_REQUIRE(global_batch >= 1 && degree >= 1 && micro_batch_size >= 0,
+                  kInvalidArgument,
+                  "cannot cut a batch of ",
+                  global_batch,
+                  " samples over ",
+                  degree,
+                  " data ranks in micro-batches of ",
+                  micro_batch_size);
+  TRAINRT_REQUIRE(shares.empty() || static_cast<int>(shares.size()) == degree,
+                  kInvalidArgument,
+                  "--shares has ",
+                  shares.size(),
+                  " entries for ",
+                  degree,
+                  " data ranks; give one per data rank");
+  const std::vector<double> weights =
+      shares.empty() ? std::vector<double>(static_cast<size_t>(degree), 1.0) : shares;
+  double sum = 0;
+  for (const double weight : weights) {
+    TRAINRT_REQUIRE(std::isfinite(weight) && weight >= 0,
+                    kInvalidArgument,
+                    "a share is ",
+                    weight,
+                    ", wanted at least 0");
+    sum += weight;
+  }
+  TRAINRT_REQUIRE(sum > 0, kInvalidArgument, "all shares are 0; give one data rank some samples");
+  const int64_t unit = micro_batch_size == 0 ? 1 : micro_batch_size;
+  const int64_t num_units = (global_batch + unit - 1) / unit;
+  const std::vector<int64_t> units = largest_remainder(num_units, weights);
+  std::vector<DataShare> result;
+  int64_t left = global_batch;
+  for (int rank = 0; rank < degree; ++rank) {
+    DataShare share;
+    share.data_rank = rank;
+    share.num_samples = std::min(left, units[static_cast<size_t>(rank)] * unit);
+    share.micro_batch_size =
+        micro_batch_size == 0 ? share.num_samples : std::min(micro_batch_size, share.num_samples);
+    share.num_micro_batches =
+        share.num_samples == 0
+            ? 0
+            : (share.num_samples + share.micro_batch_size - 1) / share.micro_batch_size;
+    left -= share.num_samples;
+    result.push_back(share);
+  }
+  return result;
+}
+
+Plan single_device_plan(int64_t global_batch, int64_t micro_batch_size, int num_graph_nodes) {
+  Plan plan;
+  plan.global_batch = global_batch;
+  plan.shares = make_shares(global_batch, 1, micro_batch_size, {});
+  plan.micro_batch_size = plan.shares[0].micro_batch_size;
+  plan.devices = {{0, "localhost", "cpu:0"}};
+  plan.stages = {{0, 0, 0, std::max(0, num_graph_nodes - 1), RecomputeMode::kNone, {}}};
+  return plan;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,86 @@
+#include "parallel/program.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace trainrt {
+
+const Phase* ProgramVariant::find_phase(PhaseKind kind, int virtual_stage) const {
+  for (const Phase& phase : phases) {
+    if (phase.kind == kind && phase.virtual_stage == virtual_stage) {
+      return &phase;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<int> Program::local_stages() const {
+  std::vector<int> stages;
+  for (const ProgramVariant& variant : variants) {
+    for (const Phase& phase : variant.phases) {
+      stages.push_back(phase.virtual_stage);
+    }
+  }
+  std::sort(stages.begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  return stages;
+}
+
+int Program::num_stash_slots(int virtual_stage) const {
+  return max_in_flight(cells, virtual_stage);
+}
+
+bool is_communication(const std::string& op_type) {
+  for (const char* known : {comm_op::kAllReduce,
+                            comm_op::kReduceScatter,
+                            comm_op::kAllGather,
+                            comm_op::kAllToAll,
+                            comm_op::kBroadcast,
+                            comm_op::kSend,
+                            comm_op::kRecv}) {
+    if (op_type == known) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string program_string(const Program& program) {
+  std::ostringstream out;
+  out << "rank " << program.rank << " of " << program.world_size << " (stage "
+      << program.coordinates.stage << ", data rank " << program.coordinates.data_rank
+      << ", tensor rank " << program.coordinates.tensor_rank << ")\ncells:";
+  for (const Cell& cell : program.cells) {
+    out << " " << cell.virtual_stage << phase_letter(cell.phase);
+    if (cell.micro_batch >= 0) {
+      out << cell.micro_batch;
+    }
+  }
+  out << "\n";
+  for (const ProgramVariant& variant : program.variants) {
+    out << "micro-batch of " << variant.micro_batch_size << ":\n";
+    for (const Phase& phase : variant.phases) {
+      out << "  " << phase.virtual_stage << phase_letter(phase.kind) << "\n";
+      for (const NodeId id : phase.nodes) {
+        const Node& node = variant.graph.node(id);
+        out << "    " << node.name << " = " << node.op_type << "(";
+        for (size_t i = 0; i < node.inputs.size(); ++i) {
+          out << (i == 0 ? "" : ", ")
+              << (node.inputs[i] == kNoValue ? "-" : variant.graph.value(node.inputs[i]).name);
+        }
+        out << ") ->";
+        for (const ValueId output : node.outputs) {
+          if (output != kNoValue) {
+            const Value& value = variant.graph.value(output);
+            out << " " << value.name << dtype_name(value.type.dtype)
+                << shape_string(value.type.shape);
+          }
+        }
+        out << "\n";
+      }
+    }
+  }
+  return out.str();
+}
+
+}  // namespace trainrt
