@@ -1,0 +1,398 @@
+// A collective has two meetings. At the first every rank has published what it calls, and the
+// pointers; then each does its part: rank r reduces segment r in rank order and writes the result
+// to every rank's buffer, or copies what it receives. At the second all parts are done and the
+// buffers are their owners' again. One mutex and one condition serve a whole world: ranks are few,
+// and an abort must wake them all.
+#include "parallel/thread_communicator.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include "graph/base/error.h"
+#include "parallel/reduce_in_order.h"
+
+namespace trainrt {
+
+namespace {
+
+// What one rank calls; equal over the group, or the ranks disagree about the program.
+struct Call {
+  const char* name = "";
+  int64_t count = 0;
+  DType dtype = DType::kFloat32;
+  int root = -1;
+  bool operator==(const Call& other) const {
+    return std::strcmp(name, other.name) == 0 && count == other.count && dtype == other.dtype &&
+           root == other.root;
+  }
+};
+
+std::string call_string(const Call& call) {
+  return concat(call.name, " of ", call.count, " ", dtype_name(call.dtype));
+}
+
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::chrono::milliseconds deadline;
+  std::optional<std::string> failure;
+  // Groups that some member has made and others have yet to pick up.
+  std::map<std::tuple<const void*, int64_t, int>, std::shared_ptr<struct Group>> new_groups;
+};
+
+struct Group {
+  std::vector<int> members;  // world ranks
+  int64_t sequence = 0;      // of the collective that is under way
+  int arrived = 0;
+  std::vector<bool> present;
+  std::vector<Call> calls;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::vector<const std::vector<int64_t>*> counts;
+  int64_t meetings = 0;                                                          // ended
+  std::map<std::tuple<int, int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to, tag
+
+  explicit Group(std::vector<int> ranks) : members(std::move(ranks)) {
+    const size_t n = members.size();
+    present.resize(n, false);
+    calls.resize(n);
+    inputs.resize(n);
+    outputs.resize(n);
+    counts.resize(n);
+  }
+};
+
+class ThreadCommunicator : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, int rank)
+      : world_(std::move(world)), group_(std::move(group)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(group_->members.size()); }
+
+  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
+    begin({"all_reduce", count, dtype}, data, data, nullptr);
+    const auto [first, last] = part(count);
+    reduce_in_order(group_->inputs, group_->outputs, first, last, dtype, reduction);
+    end();
+  }
+
+  void reduce_scatter(const void* input,
+                      void* output,
+                      const std::vector<int64_t>& counts,
+                      DType dtype,
+                      ReductionKind reduction) override {
+    begin({"reduce_scatter", total(counts), dtype}, input, output, nullptr);
+    const size_t skip = static_cast<size_t>(before(counts, rank_) * dtype_bytes(dtype));
+    std::vector<const void*> segments;
+    for (const void* other : group_->inputs) {
+      segments.push_back(static_cast<const std::byte*>(other) + skip);
+    }
+    reduce_in_order(segments, {output}, 0, counts.at(static_cast<size_t>(rank_)), dtype, reduction);
+    end();
+  }
+
+  void all_gather(const void* input,
+                  void* output,
+                  const std::vector<int64_t>& counts,
+                  DType dtype) override {
+    begin({"all_gather", total(counts), dtype}, input, output, nullptr);
+    std::byte* to = static_cast<std::byte*>(output);
+    for (size_t r = 0; r < counts.size(); ++r) {
+      const size_t bytes = static_cast<size_t>(counts[r] * dtype_bytes(dtype));
+      copy(to, group_->inputs[r], bytes);
+      to += bytes;
+    }
+    end();
+  }
+
+  void all_to_all(const void* input,
+                  const std::vector<int64_t>& send_counts,
+                  void* output,
+                  const std::vector<int64_t>& recv_counts,
+                  DType dtype) override {
+    begin({"all_to_all", 0, dtype}, input, output, &send_counts);
+    std::byte* to = static_cast<std::byte*>(output);
+    std::string problem;
+    for (size_t r = 0; r < recv_counts.size(); ++r) {
+      const std::vector<int64_t>& sent = *group_->counts[r];
+      const size_t bytes = static_cast<size_t>(recv_counts[r] * dtype_bytes(dtype));
+      if (sent.at(static_cast<size_t>(rank_)) != recv_counts[r]) {
+        problem = concat("all_to_all #",
+                         group_->sequence,
+                         ": rank ",
+                         group_->members[r],
+                         " sends ",
+                         sent[static_cast<size_t>(rank_)],
+                         " elements to rank ",
+                         world_rank(),
+                         ", which expects ",
+                         recv_counts[r]);
+        break;
+      }
+      copy(to,
+           static_cast<const std::byte*>(group_->inputs[r]) +
+               before(sent, rank_) * dtype_bytes(dtype),
+           bytes);
+      to += bytes;
+    }
+    if (!problem.empty()) {
+      fail(problem);
+    }
+    end();
+  }
+
+  void broadcast(void* data, int64_t bytes, int root) override {
+    begin({"broadcast", bytes, DType::kUInt8, root}, data, data, nullptr);
+    if (rank_ != root) {
+      copy(data, group_->inputs.at(static_cast<size_t>(root)), static_cast<size_t>(bytes));
+    }
+    end();
+  }
+
+  void send(const void* data, int64_t bytes, int peer, int tag) override {
+    const std::byte* from = static_cast<const std::byte*>(data);
+    std::lock_guard lock(world_->mutex);
+    throw_if_failed();
+    group_->mail[{rank_, peer, tag}].emplace_back(from, from + bytes);
+    world_->changed.notify_all();
+  }
+
+  void recv(void* data, int64_t bytes, int peer, int tag) override {
+    std::unique_lock lock(world_->mutex);
+    std::deque<std::vector<std::byte>>& box = group_->mail[{peer, rank_, tag}];
+    wait(
+        lock,
+        [&] { return !box.empty(); },
+        [&] {
+          return concat("rank ",
+                        world_rank(),
+                        " waited for a message (tag ",
+                        tag,
+                        ", ",
+                        bytes,
+                        " bytes) of rank ",
+                        group_->members.at(static_cast<size_t>(peer)),
+                        ", which did not send it");
+        });
+    const std::vector<std::byte> message = std::move(box.front());
+    box.pop_front();
+    lock.unlock();
+    if (static_cast<int64_t>(message.size()) != bytes) {
+      fail(concat("rank ",
+                  world_rank(),
+                  " expects ",
+                  bytes,
+                  " bytes (tag ",
+                  tag,
+                  ") of rank ",
+                  group_->members.at(static_cast<size_t>(peer)),
+                  ", which sent ",
+                  message.size()));
+    }
+    copy(data, message.data(), message.size());
+  }
+
+  void barrier() override {
+    begin({"barrier"}, nullptr, nullptr, nullptr);
+    end();
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    const int64_t mine[2] = {color, key};
+    std::vector<int64_t> all(2 * static_cast<size_t>(world_size()));
+    all_gather(mine,
+               all.data(),
+               std::vector<int64_t>(static_cast<size_t>(world_size()), 2),
+               DType::kInt64);
+    std::vector<std::pair<int64_t, int>> order;  // key, rank
+    for (int r = 0; r < world_size(); ++r) {
+      if (all[2 * static_cast<size_t>(r)] == color) {
+        order.emplace_back(all[2 * static_cast<size_t>(r) + 1], r);
+      }
+    }
+    std::sort(order.begin(), order.end());
+    std::vector<int> members;
+    int rank = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      members.push_back(group_->members[static_cast<size_t>(order[i].second)]);
+      rank = order[i].second == rank_ ? static_cast<int>(i) : rank;
+    }
+    std::shared_ptr<Group> group;
+    {
+      std::lock_guard lock(world_->mutex);
+      std::shared_ptr<Group>& shared = world_->new_groups[{group_.get(), ++splits_, color}];
+      if (shared == nullptr) {
+        shared = std::make_shared<Group>(members);
+      }
+      group = shared;
+    }
+    barrier();  // all have picked up their group: the entry may go
+    std::lock_guard lock(world_->mutex);
+    world_->new_groups.erase({group_.get(), splits_, color});
+    return std::make_unique<ThreadCommunicator>(world_, std::move(group), rank);
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    try {
+      std::lock_guard lock(world_->mutex);
+      if (!world_->failure) {
+        world_->failure = concat("rank ", world_rank(), " failed: ", reason);
+      }
+      world_->changed.notify_all();
+    } catch (...) {  // nothing can be said any more; the others end by their deadline
+    }
+  }
+
+ private:
+  int world_rank() const { return group_->members[static_cast<size_t>(rank_)]; }
+
+  static int64_t total(const std::vector<int64_t>& counts) {
+    return before(counts, static_cast<int>(counts.size()));
+  }
+  static int64_t before(const std::vector<int64_t>& counts, int rank) {
+    int64_t sum = 0;
+    for (int r = 0; r < rank; ++r) {
+      sum += counts[static_cast<size_t>(r)];
+    }
+    return sum;
+  }
+  static void copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0 && to != from) {
+      std::memcpy(to, from, bytes);
+    }
+  }
+  // This rank's part of `count` elements, cut at cache lines.
+  std::pair<int64_t, int64_t> part(int64_t count) const {
+    const int64_t step = ((count + world_size() - 1) / world_size() + 63) / 64 * 64;
+    return {std::min(count, rank_ * step), std::min(count, (rank_ + 1) * step)};
+  }
+
+  void throw_if_failed() const {
+    if (world_->failure) {
+      TRAINRT_FAIL(kCommunication, *world_->failure);
+    }
+  }
+
+  // Publishes a failure that this rank has found, and throws it.
+  [[noreturn]] void fail(const std::string& message) {
+    std::lock_guard lock(world_->mutex);
+    fail_locked(message);
+  }
+  [[noreturn]] void fail_locked(const std::string& message) {
+    if (!world_->failure) {
+      world_->failure = message;
+    }
+    world_->changed.notify_all();
+    TRAINRT_FAIL(kCommunication, *world_->failure);
+  }
+
+  template <typename Done, typename Message>
+  void wait(std::unique_lock<std::mutex>& lock, Done&& done, Message&& message) {
+    const auto until = std::chrono::steady_clock::now() + world_->deadline;
+    const bool in_time = world_->changed.wait_until(
+        lock, until, [&] { return world_->failure.has_value() || done(); });
+    throw_if_failed();
+    if (!in_time) {
+      fail_locked(concat(message(), " within ", world_->deadline.count(), " ms"));
+    }
+  }
+
+  // Waits until every rank of the group has come.
+  void meet(std::unique_lock<std::mutex>& lock, const char* name) {
+    Group& group = *group_;
+    const int64_t meeting = group.meetings;
+    group.present[static_cast<size_t>(rank_)] = true;
+    if (++group.arrived == world_size()) {
+      group.arrived = 0;
+      group.present.assign(group.present.size(), false);
+      ++group.meetings;
+      world_->changed.notify_all();
+      return;
+    }
+    wait(
+        lock,
+        [&] { return group.meetings != meeting; },
+        [&] {
+          std::string missing;
+          for (size_t r = 0; r < group.present.size(); ++r) {
+            if (!group.present[r]) {
+              missing += concat(missing.empty() ? "" : ", ", group.members[r]);
+            }
+          }
+          return concat(
+              "rank ", world_rank(), ": ", name, " #", group.sequence, ": missing rank ", missing);
+        });
+  }
+
+  void begin(const Call& call,
+             const void* input,
+             void* output,
+             const std::vector<int64_t>* counts) {
+    std::unique_lock lock(world_->mutex);
+    throw_if_failed();
+    Group& group = *group_;
+    const size_t self = static_cast<size_t>(rank_);
+    group.calls[self] = call;
+    group.inputs[self] = input;
+    group.outputs[self] = output;
+    group.counts[self] = counts;
+    meet(lock, call.name);
+    for (size_t r = 0; r < group.calls.size(); ++r) {
+      if (!(group.calls[r] == call)) {
+        fail_locked(concat("ranks disagree at collective #",
+                           group.sequence,
+                           ": rank ",
+                           world_rank(),
+                           " calls ",
+                           call_string(call),
+                           ", rank ",
+                           group.members[r],
+                           " ",
+                           call_string(group.calls[r])));
+      }
+    }
+  }
+
+  void end() {
+    std::unique_lock lock(world_->mutex);
+    throw_if_failed();
+    const bool last = group_->arrived + 1 == world_size();
+    if (last) {
+      ++group_->sequence;
+    }
+    meet(lock, group_->calls[static_cast<size_t>(rank_)].name);
+  }
+
+  std::shared_ptr<World> world_;
+  std::shared_ptr<Group> group_;
+  int rank_;
+  int64_t splits_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
+    int world_size, std::chrono::milliseconds deadline) {
+  TRAINRT_REQUIRE(world_size >= 1, kInvalidArgument, "a world of ", world_size, " ranks");
+  auto world = std::make_shared<World>();
+  world->deadline = deadline;
+  std::vector<int> members;
+  for (int rank = 0; rank < world_size; ++rank) {
+    members.push_back(rank);
+  }
+  const auto group = std::make_shared<Group>(members);
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (int rank = 0; rank < world_size; ++rank) {
+    communicators.push_back(std::make_unique<ThreadCommunicator>(world, group, rank));
+  }
+  return communicators;
+}
+
+}  // namespace trainrt
