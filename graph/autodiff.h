@@ -24,8 +24,8 @@ class GradientBuilder : public GraphBuilder {
   int num_outputs() const { return static_cast<int>(node_ref().outputs.size()); }
   ValueId input(int i) const;   // kNoValue when absent
   ValueId output(int i) const;
-  const Shape& input_shape(int i) const { return shape(input(i)); }
-  const Shape& output_shape(int i) const { return shape(output(i)); }
+  Shape input_shape(int i) const { return shape(input(i)); }
+  Shape output_shape(int i) const { return shape(output(i)); }
 
   // Gradient of the loss with respect to output i; kNoValue when none flows there.
   ValueId output_grad(int i) const;

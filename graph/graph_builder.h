@@ -30,10 +30,11 @@ class GraphBuilder {
              std::string name = "",
              std::string output_name = "");
 
-  const TensorType& type(ValueId id) const { return graph_.value(id).type; }
-  const Shape& shape(ValueId id) const { return type(id).shape; }
-  DType dtype(ValueId id) const { return type(id).dtype; }
-  int ndim(ValueId id) const { return static_cast<int>(shape(id).size()); }
+  // By value: a reference into the graph would dangle as soon as a node is appended.
+  TensorType type(ValueId id) const { return graph_.value(id).type; }
+  Shape shape(ValueId id) const { return graph_.value(id).type.shape; }
+  DType dtype(ValueId id) const { return graph_.value(id).type.dtype; }
+  int ndim(ValueId id) const { return static_cast<int>(graph_.value(id).type.shape.size()); }
 
   ValueId constant(Tensor data, std::string name = "");
   ValueId scalar(double value, DType dtype);   // equal scalars are shared
