@@ -70,35 +70,41 @@ std::vector<bool> depends_on(const Graph& graph, const std::vector<ValueId>& wan
   return depends;
 }
 
-std::vector<ValueId> differentiate(Graph& graph,
-                                   const std::vector<ValueId>& outputs,
-                                   const std::vector<ValueId>& seeds,
-                                   const std::vector<ValueId>& wanted) {
+namespace {
+
+// contributions[v]: gradients from the uses of v, in the order in which they are created.
+using Contributions = std::vector<std::vector<ValueId>>;
+
+// The sum is taken when the value's producer is reached: every use is known by then. Uses are visited
+// backwards, so the sum runs over the reversed list: node order.
+ValueId total_gradient(Graph& graph, Contributions& contributions, ValueId id) {
+  std::vector<ValueId>& list = contributions[static_cast<size_t>(id)];
+  if (list.empty()) {
+    return kNoValue;
+  }
+  GraphBuilder builder(graph);
+  builder.set_region(Region::kBackward);
+  builder.set_name_prefix(graph.value(id).name + "/grad/");
+  ValueId sum = list.back();
+  for (size_t i = list.size() - 1; i-- > 0;) {
+    sum = builder.add(sum, list[i]);
+  }
+  list = {sum};
+  return sum;
+}
+
+// Walks the nodes backwards; leaves in the result the contributions to values without a producer.
+Contributions walk_backward(Graph& graph,
+                            const std::vector<ValueId>& outputs,
+                            const std::vector<ValueId>& seeds,
+                            const std::vector<ValueId>& wanted) {
   TRAINRT_CHECK(outputs.size() == seeds.size());
   const std::vector<bool> needs = depends_on(graph, wanted);
   const NodeId num_forward = graph.num_nodes();
-  // contributions[v]: gradients from the uses of v, in the order in which they are created.
-  std::vector<std::vector<ValueId>> contributions(needs.size());
+  Contributions contributions(needs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     contributions[static_cast<size_t>(outputs[i])].push_back(seeds[i]);
   }
-  // The sum is taken when the value's producer is reached: every use is known by then. Uses are
-  // visited backwards, so the sum runs over the reversed list: node order.
-  const auto total = [&](ValueId id) {
-    std::vector<ValueId>& list = contributions[static_cast<size_t>(id)];
-    if (list.empty()) {
-      return kNoValue;
-    }
-    GraphBuilder builder(graph);
-    builder.set_region(Region::kBackward);
-    builder.set_name_prefix(graph.value(id).name + "/grad/");
-    ValueId sum = list.back();
-    for (size_t i = list.size() - 1; i-- > 0;) {
-      sum = builder.add(sum, list[i]);
-    }
-    list = {sum};
-    return sum;
-  };
   std::set<std::string> unsupported;
   for (NodeId id = num_forward; id-- > 0;) {
     const std::vector<ValueId> node_outputs = graph.node(id).outputs;
@@ -107,7 +113,9 @@ std::vector<ValueId> differentiate(Graph& graph,
     bool any_grad = false;
     for (const ValueId output : node_outputs) {
       const ValueId grad =
-          output != kNoValue && needs[static_cast<size_t>(output)] ? total(output) : kNoValue;
+          output != kNoValue && needs[static_cast<size_t>(output)]
+              ? total_gradient(graph, contributions, output)
+              : kNoValue;
       output_grads.push_back(grad);
       any_grad = any_grad || grad != kNoValue;
     }
@@ -148,11 +156,34 @@ std::vector<ValueId> differentiate(Graph& graph,
     TRAINRT_FAIL(kUnsupported, "no gradient for ", list,
                  "; freeze the parameters before these nodes with --freeze");
   }
+  return contributions;
+}
+
+}  // namespace
+
+std::vector<ValueId> differentiate(Graph& graph,
+                                   const std::vector<ValueId>& outputs,
+                                   const std::vector<ValueId>& seeds,
+                                   const std::vector<ValueId>& wanted) {
+  Contributions contributions = walk_backward(graph, outputs, seeds, wanted);
   std::vector<ValueId> grads;
   for (const ValueId id : wanted) {
-    grads.push_back(total(id));
+    grads.push_back(total_gradient(graph, contributions, id));
   }
   return grads;
+}
+
+std::vector<std::vector<ValueId>> differentiate_uses(Graph& graph,
+                                                     const std::vector<ValueId>& outputs,
+                                                     const std::vector<ValueId>& seeds,
+                                                     const std::vector<ValueId>& wanted) {
+  const Contributions contributions = walk_backward(graph, outputs, seeds, wanted);
+  std::vector<std::vector<ValueId>> uses;
+  for (const ValueId id : wanted) {
+    const std::vector<ValueId>& list = contributions[static_cast<size_t>(id)];
+    uses.emplace_back(list.rbegin(), list.rend());
+  }
+  return uses;
 }
 
 }  // namespace trainrt

@@ -51,6 +51,13 @@ std::vector<ValueId> differentiate(Graph& graph,
                                    const std::vector<ValueId>& seeds,
                                    const std::vector<ValueId>& wanted);
 
+// The same, with the contributions of the uses of each wanted value kept apart, in node order of the
+// uses; empty where no gradient flows. A wanted value must have no producer.
+std::vector<std::vector<ValueId>> differentiate_uses(Graph& graph,
+                                                     const std::vector<ValueId>& outputs,
+                                                     const std::vector<ValueId>& seeds,
+                                                     const std::vector<ValueId>& wanted);
+
 // For each value: does it depend, through differentiable operators, on one of `wanted`?
 std::vector<bool> depends_on(const Graph& graph, const std::vector<ValueId>& wanted);
 

@@ -1,0 +1,318 @@
+// Losses in terms of ops/softmax_cross_entropy, nll_loss, element_loss and item_count.
+//
+// What counts items runs in Region::kCount, before any forward, and therefore on labels alone: the
+// few nodes that prepare labels (cast, reshape, shift) are emitted once per region.
+#include "graph/loss.h"
+
+#include <algorithm>
+#include <map>
+
+#include "graph/base/log.h"
+#include "graph/graph_builder.h"
+
+namespace trainrt {
+
+int64_t micro_batch_size(const Graph& graph) {
+  for (const ValueId id : graph.values_of_kind(ValueKind::kInput)) {
+    const Value& value = graph.value(id);
+    if (value.batch_axis >= 0) {
+      return value.type.shape.at(static_cast<size_t>(value.batch_axis));
+    }
+  }
+  return 1;
+}
+
+namespace {
+
+class LossBuilder : public GraphBuilder {
+ public:
+  LossBuilder(Graph& graph, const LossSpec& spec) : GraphBuilder(graph), spec_(spec) {}
+
+  LossValues build(bool count_correct) {
+    const ValueId output = find_output();
+    if (spec_.kind == "output") {
+      return from_scalar(output);
+    }
+    if (spec_.kind == "softmax_cross_entropy" || spec_.kind == "nll") {
+      return from_classes(output, count_correct);
+    }
+    return from_elements(output);
+  }
+
+ private:
+  ValueId find_output() const {
+    std::vector<std::string> names;
+    for (const ValueId id : graph_.outputs()) {
+      names.push_back(graph_.value(id).name);
+      if (names.back() == spec_.output) {
+        return id;
+      }
+    }
+    std::string list;
+    for (const std::string& name : names) {
+      list += (list.empty() ? "'" : ", '") + name + "'";
+    }
+    TRAINRT_FAIL(kInvalidArgument,
+                 "loss '",
+                 spec_.kind,
+                 "' reads output '",
+                 spec_.output,
+                 "', which the model lacks",
+                 did_you_mean(spec_.output, names),
+                 "; it has ",
+                 list);
+  }
+
+  void run_in(Region region) {
+    set_region(region);
+    set_name_prefix(region == Region::kCount ? "trainrt.count/" : "trainrt.loss/");
+  }
+
+  // ---- labels
+
+  ValueId labels_input() {
+    if (const std::optional<ValueId> existing = graph_.find_value(spec_.labels)) {
+      TRAINRT_REQUIRE(graph_.value(*existing).kind == ValueKind::kInput,
+                      kInvalidArgument,
+                      "--labels names '",
+                      spec_.labels,
+                      "', which is a ",
+                      value_kind_name(graph_.value(*existing).kind),
+                      ", wanted a graph input");
+      return *existing;
+    }
+    return graph_.add_input(spec_.labels,
+                            {spec_.labels_dtype, spec_.labels_shape},
+                            spec_.labels_shape.empty() ? -1 : label_batch_axis());
+  }
+
+  // Labels enumerate samples along the axis that the model's first batched input does.
+  int label_batch_axis() const {
+    for (const ValueId id : graph_.values_of_kind(ValueKind::kInput)) {
+      const Value& value = graph_.value(id);
+      const int axis = value.batch_axis;
+      if (axis >= 0) {
+        const bool fits = axis < static_cast<int>(spec_.labels_shape.size()) &&
+                          spec_.labels_shape[static_cast<size_t>(axis)] ==
+                              value.type.shape[static_cast<size_t>(axis)];
+        return fits ? axis : 0;
+      }
+    }
+    return 0;
+  }
+
+  // Next-token labels: the token ids one position later.
+  ValueId shifted_input(const Shape& wanted) {
+    for (const ValueId id : graph_.values_of_kind(ValueKind::kInput)) {
+      const Value& value = graph_.value(id);
+      if (is_integer(value.type.dtype) && value.type.shape == wanted) {
+        const int64_t axis = value.batch_axis == 1 ? 0 : 1;
+        return op("ShiftLabels",
+                  {as_label_dtype(id)},
+                  {{"axis", axis}, {"ignore_index", spec_.ignore_index}},
+                  "shift_labels");
+      }
+    }
+    TRAINRT_FAIL(kInvalidArgument,
+                 "next-token labels need an integer input of shape ",
+                 shape_string(wanted),
+                 ", which the model lacks; give labels with --labels");
+  }
+
+  ValueId as_label_dtype(ValueId id) {
+    TRAINRT_REQUIRE(is_integer(dtype(id)),
+                    kInvalidArgument,
+                    "labels '",
+                    graph_.value(id).name,
+                    "' are ",
+                    dtype_name(dtype(id)),
+                    "; loss ",
+                    spec_.kind,
+                    " wants integer classes (mse, l1 and bce_with_logits take float targets)");
+    return dtype(id) == DType::kInt32 ? id : cast(id, DType::kInt64);
+  }
+
+  ValueId with_shape(ValueId labels, const Shape& wanted) {
+    TRAINRT_REQUIRE(num_elements(shape(labels)) == num_elements(wanted),
+                    kInvalidArgument,
+                    "labels '",
+                    graph_.value(labels).name,
+                    "' have shape ",
+                    shape_string(shape(labels)),
+                    "; loss ",
+                    spec_.kind,
+                    " on output '",
+                    spec_.output,
+                    "' wants ",
+                    shape_string(wanted));
+    return reshape(labels, wanted);
+  }
+
+  ValueId class_labels(const Shape& wanted) {
+    return spec_.next_token ? shifted_input(wanted)
+                            : with_shape(as_label_dtype(labels_input()), wanted);
+  }
+
+  // ---- classes
+
+  // ONNX puts classes on axis 1, language models last; the labels' shape tells.
+  int class_axis(const Shape& scores) const {
+    const int last = static_cast<int>(scores.size()) - 1;
+    TRAINRT_REQUIRE(last >= 1,
+                    kInvalidArgument,
+                    "output '",
+                    spec_.output,
+                    "' has shape ",
+                    shape_string(scores),
+                    "; loss ",
+                    spec_.kind,
+                    " wants [batch, ..., classes]");
+    if (spec_.next_token) {
+      return last;
+    }
+    const auto fits = [&](int axis) {
+      Shape items = scores;
+      items.erase(items.begin() + axis);
+      return items == spec_.labels_shape;
+    };
+    return !fits(1) && fits(last) ? last : 1;
+  }
+
+  LossValues from_classes(ValueId scores, bool count_correct) {
+    const int axis = class_axis(shape(scores));
+    const int64_t classes = shape(scores)[static_cast<size_t>(axis)];
+    Shape items = shape(scores);
+    items.erase(items.begin() + axis);
+    LossValues result;
+    run_in(Region::kCount);
+    result.item_count = op("ItemCount",
+                           {class_labels(items)},
+                           {{"ignore_index", spec_.ignore_index}, {"num_classes", classes}},
+                           "items");
+    run_in(Region::kForward);
+    const ValueId labels = class_labels(items);
+    const Attributes attributes = {{"axis", int64_t{axis}}, {"ignore_index", spec_.ignore_index}};
+    const Attributes along = {{"axis", int64_t{axis}}};
+    const auto row_max = [&] {
+      return op("ReduceMax",
+                {scores},
+                {{"axes", std::vector<int64_t>{axis}}, {"keepdims", int64_t{0}}},
+                "row_max");
+    };
+    ValueId maxima = kNoValue;
+    if (spec_.kind == "nll") {
+      result.loss_sum = op("NegativeLogLikelihoodLoss", {scores, labels}, attributes, "nll");
+    } else {
+      maxima = row_max();
+      const ValueId sums = op("SumExp", {scores, maxima}, along, "sum_exp");
+      result.loss_sum = op(
+          "SoftmaxCrossEntropyLoss", {scores, labels, maxima, sums}, attributes, "cross_entropy");
+    }
+    if (count_correct) {
+      maxima = maxima == kNoValue ? row_max() : maxima;
+      const ValueId best = op("FirstMaxIndex", {scores, maxima}, along, "prediction");
+      result.correct =
+          op("CorrectCount", {best, labels}, {{"ignore_index", spec_.ignore_index}}, "correct");
+    }
+    return result;
+  }
+
+  // ---- elements
+
+  LossValues from_elements(ValueId output) {
+    static const std::map<std::string, std::string> kinds = {
+        {"mse", "squared"}, {"l1", "absolute"}, {"bce_with_logits", "bce_with_logits"}};
+    const auto kind = kinds.find(spec_.kind);
+    TRAINRT_REQUIRE(kind != kinds.end(),
+                    kInvalidArgument,
+                    "unknown loss '",
+                    spec_.kind,
+                    "'; wanted softmax_cross_entropy, nll, mse, l1, bce_with_logits or "
+                    "output:NAME");
+    const auto targets = [&] {
+      return with_shape(cast(labels_input(), dtype(output)), shape(output));
+    };
+    LossValues result;
+    run_in(Region::kCount);
+    result.item_count = op("ItemCount", {targets()}, {}, "items");
+    run_in(Region::kForward);
+    result.loss_sum = op("ElementLoss", {output, targets()}, {{"kind", kind->second}}, spec_.kind);
+    return result;
+  }
+
+  // ---- a scalar of the graph
+
+  const Node* producer(ValueId id) const {
+    const NodeId node = graph_.value(id).producer;
+    return node == kNoNode ? nullptr : &graph_.node(node);
+  }
+
+  // Emits again, in Region::kCount, what `id` is computed from.
+  ValueId recompute(ValueId id, std::map<ValueId, ValueId>& done) {
+    const Node* made_by = id == kNoValue ? nullptr : producer(id);
+    if (made_by == nullptr) {
+      return id;
+    }
+    if (done.count(id) == 0) {
+      const Node copy = *made_by;
+      std::vector<ValueId> inputs;
+      for (const ValueId input : copy.inputs) {
+        inputs.push_back(recompute(input, done));
+      }
+      const std::vector<ValueId> outputs = node(copy.op_type, inputs, copy.attributes, copy.name);
+      for (size_t i = 0; i < copy.outputs.size(); ++i) {
+        done[copy.outputs[i]] = outputs[i];
+      }
+    }
+    return done.at(id);
+  }
+
+  LossValues from_scalar(ValueId loss) {
+    TRAINRT_REQUIRE(is_floating(dtype(loss)) && num_elements(shape(loss)) == 1,
+                    kInvalidArgument,
+                    "loss output '",
+                    spec_.output,
+                    "' is ",
+                    dtype_name(dtype(loss)),
+                    shape_string(shape(loss)),
+                    ", wanted a float scalar");
+    const Node* made_by = producer(loss);
+    while (made_by != nullptr &&
+           (made_by->op_type == "Identity" || made_by->op_type == "Reshape")) {
+      loss = made_by->inputs[0];
+      made_by = producer(loss);
+    }
+    LossValues result;
+    if (made_by != nullptr && made_by->op_type == "MeanLoss") {
+      result.loss_sum = made_by->inputs[0];
+      const ValueId count = made_by->inputs[1];
+      run_in(Region::kCount);
+      std::map<ValueId, ValueId> done;
+      result.item_count = recompute(count, done);
+      return result;
+    }
+    if (made_by == nullptr || made_by->op_type != "ReduceMean") {
+      log_warning("loss output '",
+                  spec_.output,
+                  "' is no mean that could be taken apart into sum and count: micro-batches are "
+                  "weighted by their numbers of samples");
+    }
+    const double batch = static_cast<double>(micro_batch_size(graph_));
+    run_in(Region::kCount);
+    result.item_count = fill(batch, {DType::kFloat64, {}});
+    run_in(Region::kForward);
+    result.loss_sum = mul(cast(reshape(loss, {}), DType::kFloat64), batch);
+    return result;
+  }
+
+  const LossSpec& spec_;
+};
+
+}  // namespace
+
+LossValues build_loss(Graph& graph, const LossSpec& spec, bool count_correct) {
+  TRAINRT_CHECK(spec.kind != "auto", "the loss is not resolved");
+  return LossBuilder(graph, spec).build(count_correct);
+}
+
+}  // namespace trainrt
