@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "graph/base/error.h"
+#include "parallel/csv.h"
 #include "parallel/embedded_data.h"
 
 namespace trainrt {
@@ -17,21 +18,6 @@ namespace {
 
 // NVIDIA drivers keep about this much for context and kernels; BigScience logged 1271 MiB on A100.
 constexpr int64_t kCudaReservedBytes = int64_t{1271} << 20;
-
-std::vector<std::string> csv_fields(const std::string& line) {
-  std::vector<std::string> fields(1);
-  bool quoted = false;
-  for (const char c : line) {
-    if (c == '"') {
-      quoted = !quoted;
-    } else if (c == ',' && !quoted) {
-      fields.emplace_back();
-    } else {
-      fields.back() += c;
-    }
-  }
-  return fields;
-}
 
 std::string without_parenthesis(const std::string& name) {
   std::string text = name.substr(0, name.find('('));
@@ -74,46 +60,41 @@ std::set<std::string> words_of(const std::string& name) {
   return words;
 }
 
-CatalogueEntry make_entry(const std::vector<std::string>& f,
-                          const std::string& name,
-                          const std::string& memory_gib) {
+CatalogueEntry make_entry(CsvRow& row, const std::string& name, const std::string& memory_gib) {
   CatalogueEntry entry;
   entry.device.name = name;
   entry.device.memory_bytes = std::stoll(memory_gib) << 30;
   entry.device.reserved_bytes = kCudaReservedBytes;
-  entry.device.memory_bandwidth = std::stod(f[2]) * 1e9;
-  const char* precisions[] = {"fp32", "tf32", "fp16", "bf16", "fp8"};
-  for (size_t i = 0; i < 5; ++i) {
-    if (!f[3 + i].empty()) {
-      entry.device.flops[precisions[i]] = std::stod(f[3 + i]) * 1e12;
+  entry.device.memory_bandwidth = std::stod(row["memory_gbs"]) * 1e9;
+  for (const char* precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}) {
+    const std::string& rate = row[std::string(precision) + "_tflops"];
+    if (!rate.empty()) {
+      entry.device.flops[precision] = std::stod(rate) * 1e12;
     }
   }
-  entry.device.architecture = f[8];
-  entry.device.num_sms = std::stoi(f[9]);
-  entry.intra = find_link(f[10]);
-  entry.devices_per_host = std::stoi(f[11]);
-  entry.inter = find_link(f[12]);
-  entry.num_nics = std::stoi(f[13]);
-  entry.source = f[14];
+  entry.device.sustained = std::stod(row["sustained"]);
+  entry.device.architecture = row["architecture"];
+  entry.device.num_sms = std::stoi(row["num_sms"]);
+  entry.intra = find_link(row["intra"]);
+  entry.devices_per_host = std::stoi(row["devices_per_host"]);
+  entry.inter = find_link(row["inter"]);
+  entry.num_nics = std::stoi(row["nics"]);
+  entry.source = row["source"];
   return entry;
 }
 
 std::vector<CatalogueEntry> parse_catalogue() {
   std::vector<CatalogueEntry> entries;
-  std::istringstream lines{std::string(embedded_devices_csv())};
-  std::string line;
-  std::getline(lines, line);  // header
-  while (std::getline(lines, line)) {
-    const std::vector<std::string> f = csv_fields(line);
-    TRAINRT_CHECK(f.size() == 15, "devices.csv: ", line);
-    std::istringstream sizes(f[1]);  // "16/32": one entry each
+  for (CsvRow& row : parse_csv(embedded_devices_csv(), "devices.csv")) {
+    const std::string memory = row["memory_gib"];
+    std::istringstream sizes(memory);  // "16/32": one entry each
     std::string size;
     while (std::getline(sizes, size, '/')) {
-      std::string name = f[0];
-      if (f[1].find('/') != std::string::npos) {
-        name = name.substr(0, name.find(f[1])) + size + "GB";
+      std::string name = row["name"];
+      if (memory.find('/') != std::string::npos) {
+        name = name.substr(0, name.find(memory)) + size + "GB";
       }
-      entries.push_back(make_entry(f, name, size));
+      entries.push_back(make_entry(row, name, size));
     }
   }
   return entries;

@@ -18,6 +18,7 @@ struct DeviceType {
   int64_t reserved_bytes = 0;   // context, kernels, libraries: never ours
   double memory_bandwidth = 0;  // bytes/s
   double speed = 1;             // every rate is multiplied by it
+  double sustained = 1;         // matrix clock under the power limit, relative to the full part
   int num_sms = 1;
   std::map<std::string, double> flops;
 

@@ -15,9 +15,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <sstream>
 
 #include "graph/base/error.h"
+#include "parallel/csv.h"
 #include "planner/embedded_data.h"
 
 namespace trainrt {
@@ -28,19 +28,8 @@ using Table = std::map<std::string, std::map<std::string, double>>;
 
 Table read_constants() {
   Table table;
-  std::istringstream lines{std::string(embedded_nccl_constants_csv())};
-  std::string line;
-  std::getline(lines, line);
-  while (std::getline(lines, line)) {
-    // source (quoted, with a comma), evidence, table, key, value, unit
-    const size_t end_quote = line.find('"', 1);
-    std::istringstream rest(line.substr(end_quote + 2));
-    std::string evidence, name, key, value;
-    std::getline(rest, evidence, ',');
-    std::getline(rest, name, ',');
-    std::getline(rest, key, ',');
-    std::getline(rest, value, ',');
-    table[name][key] = std::stod(value);
+  for (CsvRow& row : parse_csv(embedded_nccl_constants_csv(), "nccl_tuning_constants.csv")) {
+    table[row["table"]][row["key"]] = std::stod(row["value"]);
   }
   return table;
 }

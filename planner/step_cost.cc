@@ -1,0 +1,477 @@
+// A step = pipeline (replayed per distinct data rank: devices and micro-batch count) + exposed
+// gradient reduction + update + exposed gathers. Collectives that run beside compute slow it: of
+// two times a (compute) and c (collective) side by side, max(a, c) + (slowdown - 1) * min(a, c)
+// passes.
+#include "planner/step_cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "graph/base/error.h"
+#include "planner/step_memory.h"
+
+namespace trainrt {
+
+namespace {
+
+double side_by_side(double compute, double communication, double slowdown) {
+  return std::max(compute, communication) + (slowdown - 1) * std::min(compute, communication);
+}
+
+PricedPhase price(const PhaseProfile& phase,
+                  const CostModel& cost,
+                  const GroupLinks& group,
+                  const Engine& engine) {
+  PricedPhase priced;
+  double products = 0;
+  for (const KernelProfile& kernel : phase.kernels) {
+    const double seconds = cost.op_seconds(kernel.cost, kernel.fused_attention);
+    priced.compute += seconds;
+    products += kernel.cost.matmuls.empty() ? 0 : seconds;
+  }
+  for (const TensorCollective& c : phase.collectives) {
+    priced.communication +=
+        collective_time(c.kind, c.bytes, group, cost.device().architecture).seconds;
+  }
+  if (engine.overlap_tensor &&
+      priced.communication > 0) {  // chunks of a product and its collective
+    const double hidden = std::min(products, priced.communication) * 0.75;
+    priced.communication -= hidden * (2 - cost.constants().overlap_slowdown);
+  }
+  // An interpreter runs ahead of the device until it is the slower of the two.
+  const double host =
+      engine.launch_seconds * static_cast<double>(phase.kernels.size() + phase.collectives.size());
+  priced.compute = std::max(priced.compute, host - priced.communication);
+  return priced;
+}
+
+}  // namespace
+
+PricedProfile::PricedProfile(const ModelProfile& profile,
+                             const CostModel& cost,
+                             const GroupLinks& tensor_group,
+                             const Engine& engine) {
+  for (const BlockClass& block : profile.classes) {
+    PricedClass priced;
+    priced.forward = price(block.forward, cost, tensor_group, engine);
+    priced.input_grad = price(block.input_grad, cost, tensor_group, engine);
+    priced.weight_grad = price(block.weight_grad, cost, tensor_group, engine);
+    priced.selective = price(block.selective, cost, tensor_group, engine);
+    classes_.push_back(priced);
+  }
+}
+
+bool StepPrediction::fits() const {
+  return std::all_of(stages.begin(), stages.end(), [](const StageMemory& s) { return s.fits(); });
+}
+
+int64_t StepPrediction::peak_bytes() const {
+  int64_t peak = 0;
+  for (const StageMemory& stage : stages) {
+    peak = std::max(peak, stage.peak_bytes);
+  }
+  return peak;
+}
+
+std::vector<int> even_cuts(int num_blocks, int num_virtual_stages) {
+  // Weights: 1 per inner block, 0 for the first and last, which ride along.
+  const int inner = std::max(num_blocks - 2, num_virtual_stages);
+  std::vector<int> first = {0};
+  for (int s = 1; s < num_virtual_stages; ++s) {
+    const int layers = static_cast<int>(static_cast<int64_t>(s) * inner / num_virtual_stages);
+    first.push_back(std::min(num_blocks - 1, 1 + layers));
+  }
+  return first;
+}
+
+namespace {
+
+class StepPricer {
+ public:
+  explicit StepPricer(const StepRequest& request)
+      : request_(request),
+        profile_(*request.profile),
+        topology_(*request.topology),
+        engine_(*request.engine),
+        layout_(*request.layout),
+        slowdown_(constants_for(type(0).architecture).overlap_slowdown) {
+    check();
+  }
+
+  StepPrediction run() {
+    StepPrediction result;
+    result.stages = predict_memory(request_);
+    std::map<std::vector<int>, bool> seen;  // data ranks alike are replayed once
+    double pipeline = 0, bound = 0;
+    for (int data_rank = 0; data_rank < layout_.data; ++data_rank) {
+      std::vector<int> key = {layout_.micro_batches(data_rank)};
+      for (int stage = 0; stage < layout_.pipeline; ++stage) {
+        key.push_back(slowest_type(stage, data_rank));
+      }
+      if (key[0] == 0 || !seen.emplace(key, true).second) {
+        continue;
+      }
+      const Pipeline one =
+          run_pipeline(data_rank, result.breakdown.compute == 0 ? &result.breakdown : nullptr);
+      pipeline = std::max(pipeline, one.seconds);
+      bound = std::max(bound, one.bound);
+    }
+    const double after = after_pipeline(&result.breakdown);
+    result.seconds = pipeline + after;
+    result.lower_bound = bound + after;
+    const double idle = result.breakdown.bubble;
+    result.bubble_fraction = result.seconds > 0 ? idle / result.seconds : 0;
+    return result;
+  }
+
+ private:
+  struct Pipeline {
+    double seconds = 0;
+    double bound = 0;
+  };
+
+  void check() const {
+    TRAINRT_CHECK(
+        static_cast<int>(layout_.first_block.size()) == layout_.pipeline * layout_.virtual_stages &&
+            layout_.first_block[0] == 0,
+        "a layout needs the first block of every virtual stage");
+    TRAINRT_CHECK(layout_.world_size() <= topology_.num_devices() || !layout_.devices.empty(),
+                  "layout wants ",
+                  layout_.world_size(),
+                  " devices of ",
+                  topology_.num_devices());
+  }
+
+  const DeviceType& type(int rank) const { return topology_.type_of(layout_.device(rank)); }
+  int rank_of(int stage, int data_rank, int tensor_rank) const {
+    return (stage * layout_.data + data_rank) * layout_.tensor + tensor_rank;
+  }
+
+  // The tensor group's type with the lowest rate: the others wait for it.
+  int slowest_type(int stage, int data_rank) const {
+    int slowest = -1;
+    double rate = 0;
+    for (int i = 0; i < layout_.tensor; ++i) {
+      const int index = topology_.device(layout_.device(rank_of(stage, data_rank, i))).type;
+      const DeviceType& candidate = topology_.types[static_cast<size_t>(index)];
+      const double own = candidate.peak_flops(request_.precision);
+      if (slowest < 0 || own < rate) {
+        slowest = index;
+        rate = own;
+      }
+    }
+    return slowest;
+  }
+
+  GroupLinks tensor_links(int stage, int data_rank) const {
+    std::vector<int> group;
+    for (int i = 0; i < layout_.tensor; ++i) {
+      group.push_back(layout_.device(rank_of(stage, data_rank, i)));
+    }
+    return group_links(topology_, group, concurrent_groups(group));
+  }
+
+  GroupLinks data_links(int stage) const {
+    std::vector<int> group;
+    for (int d = 0; d < layout_.data; ++d) {
+      group.push_back(layout_.device(rank_of(stage, d, 0)));
+    }
+    return group_links(topology_, group, concurrent_groups(group));
+  }
+
+  // Groups of one kind that share the first device's host.
+  int concurrent_groups(const std::vector<int>& group) const {
+    const int host = topology_.device(group[0]).host;
+    int here = 0;
+    for (const int device : group) {
+      here += topology_.device(device).host == host ? 1 : 0;
+    }
+    const int on_host = static_cast<int>(topology_.hosts[static_cast<size_t>(host)].devices.size());
+    return std::max(1, std::min(on_host, layout_.world_size()) / std::max(1, here));
+  }
+
+  const PricedProfile& priced(int type_index, int stage, int data_rank) {
+    const auto found = priced_.find(type_index);
+    if (found != priced_.end()) {
+      return found->second;
+    }
+    const CostModel cost(topology_.types[static_cast<size_t>(type_index)], request_.precision);
+    return priced_
+        .emplace(type_index, PricedProfile(profile_, cost, tensor_links(stage, data_rank), engine_))
+        .first->second;
+  }
+
+  int last_block(size_t virtual_stage) const {
+    return virtual_stage + 1 < layout_.first_block.size() ? layout_.first_block[virtual_stage + 1]
+                                                          : profile_.num_blocks();
+  }
+
+  // A stage's parameters on one tensor rank, and the elements of the largest block.
+  double stage_parameters(int stage) const {
+    double sum = 0;
+    for (size_t s = static_cast<size_t>(stage); s < layout_.first_block.size();
+         s += static_cast<size_t>(layout_.pipeline)) {
+      for (int b = layout_.first_block[s]; b < last_block(s); ++b) {
+        sum += profile_.block(b).parameters;
+        // A copy of a parameter that the stage holds anyway is no parameter of its own.
+        sum -= layout_.pipeline == 1 ? profile_.block(b).shared_parameters : 0;
+      }
+    }
+    return sum;
+  }
+
+  struct VirtualStage {
+    StageTimes times;
+    double communication = 0;  // of forward and backward together
+    double gather_exposed = 0;
+  };
+
+  // ZeRO-3 gathers a block's weights beside the block before it, and reduces its gradients beside
+  // the backward of the block after.
+  void add_zero3(const BlockClass& block,
+                 double forward,
+                 double backward,
+                 const GroupLinks& group,
+                 const std::string& architecture,
+                 VirtualStage* stage) const {
+    const int parts = engine_.gathers_per_block;
+    const auto in_parts = [&](Collective kind, double bytes) {
+      return parts * collective_time(kind, bytes / parts, group, architecture).seconds;
+    };
+    const double gather = in_parts(Collective::kAllGather, 2 * block.parameters);
+    const double again =
+        engine_.regathers && layout_.recompute != RecomputeMode::kNone ? gather : 0;
+    const double reduce =
+        again + in_parts(Collective::kReduceScatter, engine_.reduce_bytes * block.parameters);
+    double f = forward + gather, b = backward + gather + reduce;
+    if (engine_.overlap_gather) {
+      f = side_by_side(forward, gather, slowdown_);
+      b = side_by_side(backward, gather + reduce, slowdown_);
+    }
+    stage->gather_exposed += f - forward + b - backward;
+    stage->times.forward += f;
+    stage->times.backward += b;
+  }
+
+  VirtualStage price_stage(size_t s, int data_rank) {
+    const int stage = static_cast<int>(s) % layout_.pipeline;
+    const int type_index = slowest_type(stage, data_rank);
+    const PricedProfile& prices = priced(type_index, stage, data_rank);
+    VirtualStage result;
+    const bool zero3 = layout_.zero_stage == 3 && layout_.data > 1;
+    const GroupLinks group = zero3 ? data_links(stage) : GroupLinks{};
+    for (int b = layout_.first_block[s]; b < last_block(s); ++b) {
+      const int index = profile_.blocks[static_cast<size_t>(b)];
+      const PricedClass& p = prices.of_class(index);
+      PricedPhase again;
+      if (layout_.recompute == RecomputeMode::kFull) {
+        again = p.forward;
+      } else if (layout_.recompute == RecomputeMode::kSelective) {
+        again = p.selective;
+      }
+      const double forward = p.forward.total();
+      const double backward = p.input_grad.total() + p.weight_grad.total() + again.total();
+      result.communication += p.forward.communication + p.input_grad.communication +
+                              p.weight_grad.communication + again.communication;
+      result.times.weight_grad += p.weight_grad.total();
+      if (zero3) {
+        add_zero3(profile_.classes[static_cast<size_t>(index)],
+                  forward,
+                  backward,
+                  group,
+                  topology_.types[static_cast<size_t>(type_index)].architecture,
+                  &result);
+      } else {
+        result.times.forward += forward;
+        result.times.backward += backward;
+      }
+    }
+    return result;
+  }
+
+  double transfer_seconds(size_t s, int data_rank) const {
+    const int from = static_cast<int>(s) % layout_.pipeline;
+    const int to = static_cast<int>(s + 1) % layout_.pipeline;
+    const int sender = layout_.device(rank_of(from, data_rank, 0));
+    const int receiver = layout_.device(rank_of(to, data_rank, 0));
+    if (sender == receiver) {
+      return 0;
+    }
+    const double whole = profile_.block(last_block(s) - 1).output_bytes;
+    const int on_host = static_cast<int>(topology_.host_of(sender).devices.size());
+    const GroupLinks pair = group_links(topology_, {sender, receiver}, on_host);
+    double bytes = whole;
+    double gather = 0;
+    if (profile_.scattered_transfers) {
+      bytes /= layout_.tensor;
+      if (!profile_.sequence_parallel) {
+        gather = collective_time(Collective::kAllGather,
+                                 whole,
+                                 tensor_links(to, data_rank),
+                                 topology_.type_of(receiver).architecture)
+                     .seconds;
+      }
+    }
+    return send_time(bytes, pair) + gather;
+  }
+
+  Pipeline run_pipeline(int data_rank, StepBreakdown* breakdown) {
+    const int m = layout_.micro_batches(data_rank);
+    ReplayInput input;
+    double communication = 0, gather = 0, compute = 0;
+    for (size_t s = 0; s < layout_.first_block.size(); ++s) {
+      const VirtualStage stage = price_stage(s, data_rank);
+      input.stages.push_back(stage.times);
+      communication += stage.communication;
+      gather += stage.gather_exposed;
+      compute += stage.times.forward + stage.times.backward;
+      if (s + 1 < layout_.first_block.size()) {
+        input.transfer.push_back(transfer_seconds(s, data_rank));
+      }
+    }
+    input.blocking_transfers = engine_.blocking_transfers;
+    if (layout_.last_micro_batch < 1) {
+      input.micro_batch_scale.assign(static_cast<size_t>(m), 1);
+      input.micro_batch_scale.back() = layout_.last_micro_batch;
+    }
+    last_backward_ = std::max(last_backward_, last_backward_seconds(input));
+    Pipeline result;
+    const bool single = layout_.virtual_stages == 1 && layout_.schedule == ScheduleKind::k1F1B;
+    if (single) {
+      result.bound = lower_bound_1f1b(input, m);
+    }
+    if (request_.bound_only && single) {
+      result.seconds = result.bound;
+      return result;
+    }
+    const Schedule schedule =
+        make_schedule(layout_.schedule, layout_.pipeline, m, layout_.virtual_stages);
+    if (!single) {
+      result.bound = lower_bound_any(schedule, input);
+    }
+    if (request_.bound_only) {
+      result.seconds = result.bound;
+      return result;
+    }
+    const Replay replay = replay_schedule(schedule, input);
+    result.seconds = replay.seconds;
+    if (breakdown != nullptr) {
+      const double p = layout_.pipeline;
+      double busy = 0, transfer = 0;
+      for (size_t i = 0; i < replay.rank_compute.size(); ++i) {
+        busy += replay.rank_compute[i] / p;
+        transfer += replay.rank_transfer[i] / p;
+      }
+      const double share = compute > 0 ? busy / compute : 0;
+      breakdown->tensor_communication = communication * share;
+      breakdown->gather = gather * share;
+      breakdown->compute = busy - breakdown->tensor_communication - breakdown->gather;
+      breakdown->transfer = transfer;
+      breakdown->bubble = replay.seconds - busy - transfer;
+    }
+    return result;
+  }
+
+  // What the gradient reduction may hide behind: the last micro-batch's backward of a rank.
+  double last_backward_seconds(const ReplayInput& input) const {
+    double least = 1e30;
+    for (int stage = 0; stage < layout_.pipeline; ++stage) {
+      double sum = 0;
+      for (size_t s = static_cast<size_t>(stage); s < input.stages.size();
+           s += static_cast<size_t>(layout_.pipeline)) {
+        sum += input.stages[s].backward;
+      }
+      least = std::min(least, sum);
+    }
+    return least * layout_.last_micro_batch;
+  }
+
+  // Gradient reduction, tied parameters, update and weight gathers of the slowest stage.
+  double after_pipeline(StepBreakdown* breakdown) {
+    double worst = 0;
+    for (int stage = 0; stage < layout_.pipeline; ++stage) {
+      const double parameters = stage_parameters(stage);
+      double gradients = gradient_seconds(stage, parameters);
+      const double gather = layout_.zero_stage == 1 || layout_.zero_stage == 2
+                                ? collect(Collective::kAllGather, 2 * parameters, stage)
+                                : 0;
+      const double optimizer = optimizer_seconds(stage, parameters);
+      if (gradients + gather + optimizer > worst) {
+        worst = gradients + gather + optimizer;
+        breakdown->gradients = gradients;
+        breakdown->optimizer = optimizer;
+        after_gather_ = gather;
+      }
+    }
+    breakdown->gather += after_gather_;
+    return worst;
+  }
+
+  double collect(Collective kind, double bytes, int stage) const {
+    return collective_time(kind, bytes, data_links(stage), type(rank_of(stage, 0, 0)).architecture)
+        .seconds;
+  }
+
+  double gradient_seconds(int stage, double parameters) const {
+    double seconds = 0;
+    if (layout_.data > 1 && layout_.zero_stage < 3) {
+      const Collective kind = layout_.zero_stage == 0 || engine_.name == "deepspeed"
+                                  ? Collective::kAllReduce
+                                  : Collective::kReduceScatter;
+      const double whole = collect(kind, engine_.reduce_bytes * parameters, stage);
+      if (engine_.overlap_gradients) {  // the last block's gradients have nothing to hide behind
+        const double window = 0.9 * last_backward_;
+        seconds = std::max(side_by_side(window, whole, slowdown_) - window, 0.05 * whole);
+      } else {
+        seconds = whole;
+      }
+    }
+    // Tied embedding: first and last stage sum their copies.
+    const double tied = profile_.block(profile_.num_blocks() - 1).shared_parameters;
+    if (layout_.pipeline > 1 && tied > 0 && (stage == 0 || stage == layout_.pipeline - 1)) {
+      const int a = layout_.device(rank_of(0, 0, 0));
+      const int b = layout_.device(rank_of(layout_.pipeline - 1, 0, 0));
+      const int on_host = static_cast<int>(topology_.host_of(a).devices.size());
+      seconds += collective_time(Collective::kAllReduce,
+                                 engine_.reduce_bytes * tied,
+                                 group_links(topology_, {a, b}, on_host),
+                                 topology_.type_of(a).architecture)
+                     .seconds;
+    }
+    return seconds;
+  }
+
+  // Norm and overflow check read the gradients twice, Adam reads them and reads and writes weights
+  // and moments, and the buffer is cleared.
+  double optimizer_seconds(int stage, double parameters) const {
+    const double shards = layout_.zero_stage >= 1 ? layout_.data : 1;
+    const double bytes =
+        parameters / shards * (3 * engine_.gradient_bytes + 2 * engine_.optimizer_bytes + 2) +
+        engine_.gradient_bytes * parameters;
+    const DeviceType& device = type(rank_of(stage, 0, 0));
+    if (layout_.offload_optimizer) {  // gradients to the host, weights back, over PCIe
+      constexpr double kHostLink = 20e9;
+      return (engine_.gradient_bytes + 2) * parameters / shards / kHostLink + bytes / 40e9;
+    }
+    return CostModel(device, request_.precision).stream_seconds(bytes, 0);
+  }
+
+  const StepRequest& request_;
+  const ModelProfile& profile_;
+  const Topology& topology_;
+  const Engine& engine_;
+  const Layout& layout_;
+  double slowdown_;
+  double last_backward_ = 0;
+  double after_gather_ = 0;
+  std::map<int, PricedProfile> priced_;
+};
+
+}  // namespace
+
+StepPrediction predict_step(const StepRequest& request) {
+  return StepPricer(request).run();
+}
+
+}  // namespace trainrt

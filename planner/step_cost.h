@@ -1,0 +1,115 @@
+// Time and memory of one training step of a profiled model under a layout: prices blocks, replays
+// the schedule, adds reductions and the update. The one function that search, report and validation
+// share.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/memory_plan.h"
+#include "planner/cost_model.h"
+#include "planner/engine.h"
+#include "planner/model_profile.h"
+#include "planner/simulator.h"
+
+namespace trainrt {
+
+// How a step is laid out. rank = (stage * data + data_rank) * tensor + tensor_rank.
+struct Layout {
+  int data = 1;
+  int tensor = 1;
+  int pipeline = 1;
+  int virtual_stages = 1;
+  ScheduleKind schedule = ScheduleKind::k1F1B;
+  int zero_stage = 0;
+  RecomputeMode recompute = RecomputeMode::kNone;
+  bool sequence_parallel = false;
+  bool offload_optimizer = false;
+  int64_t micro_batch = 1;
+  // Micro-batches by data rank; one entry: the same for all. A data rank of 0 idles.
+  std::vector<int> num_micro_batches = {1};
+  double last_micro_batch = 1;   // size of the last one relative to a full one
+  std::vector<int> first_block;  // by virtual stage, ascending; the first is 0
+  std::vector<int> devices;      // by rank, indices into Topology::devices; empty: rank = device
+
+  int world_size() const { return data * tensor * pipeline; }
+  int micro_batches(int data_rank) const {
+    return num_micro_batches.size() == 1 ? num_micro_batches[0]
+                                         : num_micro_batches[static_cast<size_t>(data_rank)];
+  }
+  int device(int rank) const { return devices.empty() ? rank : devices[static_cast<size_t>(rank)]; }
+};
+
+// Seconds of a block class on one device type.
+struct PricedPhase {
+  double compute = 0;
+  double communication = 0;  // exposed tensor collectives
+  double total() const { return compute + communication; }
+};
+struct PricedClass {
+  PricedPhase forward, input_grad, weight_grad, selective;
+};
+
+class PricedProfile {
+ public:
+  // `tensor_group`: links of a tensor group. `launch_seconds`: host time per kernel.
+  PricedProfile(const ModelProfile& profile,
+                const CostModel& cost,
+                const GroupLinks& tensor_group,
+                const Engine& engine);
+  const PricedClass& of_class(int index) const { return classes_[static_cast<size_t>(index)]; }
+
+ private:
+  std::vector<PricedClass> classes_;
+};
+
+struct StepBreakdown {
+  double compute = 0;  // of the busiest data rank's mean stage
+  double tensor_communication = 0;
+  double transfer = 0;
+  double bubble = 0;
+  double gradients = 0;  // exposed
+  double gather = 0;     // exposed ZeRO gathers
+  double optimizer = 0;
+};
+
+struct StageMemory {
+  int stage = 0;  // pipeline rank
+  MemoryBreakdown breakdown;
+  int64_t peak_bytes = 0;
+  int64_t reserved_bytes = 0;
+  int64_t capacity_bytes = 0;
+  int worst_device = 0;
+  bool fits() const { return peak_bytes + reserved_bytes <= capacity_bytes; }
+};
+
+struct StepPrediction {
+  double seconds = 0;
+  double lower_bound = 0;  // of the pipeline part plus what follows it
+  double bubble_fraction = 0;
+  StepBreakdown breakdown;
+  std::vector<StageMemory> stages;
+  bool fits() const;
+  int64_t peak_bytes() const;
+};
+
+struct StepRequest {
+  const ModelProfile* profile = nullptr;
+  const Topology* topology = nullptr;
+  const Engine* engine = nullptr;
+  std::string precision = "bf16";
+  const Layout* layout = nullptr;
+  bool bound_only = false;  // skip the replay: seconds = lower_bound
+};
+
+StepPrediction predict_step(const StepRequest& request);
+
+// Memory alone, for pruning; stages as in predict_step().
+std::vector<StageMemory> predict_memory(const StepRequest& request);
+
+// Equal cuts by block count with the first and last block counted as half a layer each, the classic
+// rule; a starting point for stage_partition and what engines without their own rule do.
+std::vector<int> even_cuts(int num_blocks, int num_virtual_stages);
+
+}  // namespace trainrt
