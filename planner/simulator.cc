@@ -213,6 +213,7 @@ double lower_bound_any(const Schedule& schedule, const ReplayInput& input) {
       tail += stage.backward - (schedule.split_backward ? stage.weight_grad : 0) +
               input.transfer[static_cast<size_t>(s)];
     }
+    tail *= least;
     if (schedule.split_backward) {  // the rank's own weight gradients may run during the tail
       double own = 0;
       for (int s = rank; s < static_cast<int>(input.stages.size()); s += p) {
@@ -220,7 +221,7 @@ double lower_bound_any(const Schedule& schedule, const ReplayInput& input) {
       }
       tail = std::max(0.0, tail - own * sum);
     }
-    bound = std::max(bound, least * (head + tail) + work * sum);
+    bound = std::max(bound, least * head + tail + work * sum);
     head += input.stages[static_cast<size_t>(rank)].forward;
     if (rank < p - 1) {
       head += input.transfer[static_cast<size_t>(rank)];
