@@ -1,183 +1,162 @@
-// OnnxModel::bind: dims to numbers, translation, roles, folding, fusions.
+// OnnxModel::bind: translation, if need be twice (see onnx_baked_batch.h), then folding and
+// fusions.
+#include <algorithm>
+#include <set>
+
 #include "graph/base/log.h"
-#include "graph/onnx_model.h"
-#include "graph/onnx_parameters.h"
+#include "graph/onnx_dims.h"
 #include "graph/onnx_tensor.h"
-#include "graph/onnx_translate.h"
 #include "graph/passes/constant_folding.h"
 #include "graph/passes/fusion.h"
-#include "graph/passes/pass.h"
 #include "graph/verifier.h"
 
 namespace trainrt {
 
 namespace {
 
-struct Binding {
-  Graph graph;
-  std::vector<UnsupportedOp> unsupported;
-  std::vector<TensorReport> tensors;
-};
-
-int batch_axis(const ModelInput& input, const BindOptions& options) {
-  const auto it = options.batch_axes.find(input.name);
-  if (it == options.batch_axes.end()) {
-    return input.batch_axis;
+// Example batches that a model with symbolic dims may have been traced at: leading sizes in
+// constant operands of Reshape and Expand, most frequent first, and 1.
+std::vector<int64_t> likely_batches(const OnnxModel::Impl& model) {
+  std::set<std::string> shape_operands;
+  for (const onnx::NodeProto& node : model.graph().node()) {
+    if ((node.op_type() == "Reshape" || node.op_type() == "Expand") && node.input_size() > 1) {
+      shape_operands.insert(node.input(1));
+    }
   }
-  const int ndim = static_cast<int>(input.dims.size());
-  TRAINRT_REQUIRE(it->second >= -1 && it->second < ndim,
-                  kInvalidArgument,
-                  "--batch-axis ",
-                  input.name,
-                  "=",
-                  it->second,
-                  ": the input has ",
-                  ndim,
-                  " dims");
-  return it->second;
+  std::map<int64_t, int> counts = {{1, 1}};
+  const auto count = [&](const std::string& name, const onnx::TensorProto& tensor) {
+    if (shape_operands.count(name) == 0 || tensor.data_type() != onnx::TensorProto::INT64 ||
+        has_external_data(tensor)) {
+      return;
+    }
+    const std::vector<int64_t> shape = tensor_source(model.proto, tensor, "").load().to_int64();
+    for (const int64_t dim : shape) {
+      counts[dim] += dim > 0 ? 1 : 0;
+    }
+  };
+  for (const onnx::TensorProto& tensor : model.graph().initializer()) {
+    count(tensor.name(), tensor);
+  }
+  for (const onnx::NodeProto& node : model.graph().node()) {
+    if (node.op_type() == "Constant" && node.attribute_size() > 0 && node.attribute(0).has_t()) {
+      count(node.output(0), node.attribute(0).t());
+    }
+  }
+  std::vector<int64_t> sizes;
+  for (const auto& [size, times] : counts) {
+    if (times > 0) {
+      sizes.push_back(size);
+    }
+  }
+  std::stable_sort(
+      sizes.begin(), sizes.end(), [&](int64_t a, int64_t b) { return counts[a] > counts[b]; });
+  constexpr size_t kMaxTries = 6;
+  sizes.resize(std::min(sizes.size(), kMaxTries));
+  return sizes;
 }
 
-void check_options(const OnnxModel::Impl& model, const BindOptions& options) {
-  TRAINRT_REQUIRE(
-      options.batch > 0, kInvalidArgument, "batch size ", options.batch, "; wanted at least 1");
-  std::vector<std::string> inputs;
-  std::vector<std::string> symbols;
-  for (const ModelInput& input : model.inputs) {
-    inputs.push_back(input.name);
-    for (const Dim& dim : input.dims) {
-      if (dim.size < 0) {
-        symbols.push_back(dim.symbol);
+std::string baked_message(const Binding& binding) {
+  std::string names;
+  for (size_t i = 0; i < std::min<size_t>(binding.rewritten.size(), 5); ++i) {
+    names += concat(i == 0 ? "'" : ", '", binding.rewritten[i], "'");
+  }
+  if (binding.rewritten.size() > 5) {
+    names += concat(" and ", binding.rewritten.size() - 5, " more");
+  }
+  return concat("the exporter baked batch size ", binding.example_batch, " into ", names);
+}
+
+// Warns of rewritten nodes, once per model, or refuses them.
+Binding accept_rewritten(const OnnxModel::Impl& model,
+                         const BindOptions& options,
+                         Binding binding) {
+  if (!binding.rewritten.empty()) {
+    TRAINRT_REQUIRE(options.rewrite_baked_batch,
+                    kInvalidModel,
+                    baked_message(binding),
+                    "; export with a dynamic batch");
+    if (!model.warned_of_baked_batch.exchange(true)) {
+      log_warning(baked_message(binding), "; these nodes are rewritten to follow the batch");
+    }
+  }
+  return binding;
+}
+
+bool outputs_scale(const Graph& example, const Graph& now, int64_t from, int64_t to) {
+  for (size_t i = 0; i < now.outputs().size(); ++i) {
+    if (!scales_with_batch(example.value(example.outputs().at(i)).type.shape,
+                           now.value(now.outputs()[i]).type.shape,
+                           from,
+                           to)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The model made for `example` samples, translated for options.batch; nothing when it cannot be.
+std::optional<Binding> translate_rewritten(const OnnxModel::Impl& model,
+                                           const BindOptions& options,
+                                           int64_t example) {
+  BindOptions example_options = options;
+  example_options.batch = example;
+  BatchRewriter::Record record;
+  record.batch = example;
+  using Extent = BatchRewriter::Extent;
+  try {
+    const Binding original = translate_model(model, example_options, &record);
+    for (const Extent extent : {Extent::kReshape, Extent::kAll}) {
+      BatchRewriter rewriter(record, options.batch, extent);
+      try {
+        Binding binding = translate_model(model, options, nullptr, &rewriter);
+        if (outputs_scale(original.graph, binding.graph, example, options.batch)) {
+          binding.rewritten = rewriter.rewritten();
+          binding.example_batch = example;
+          return binding;
+        }
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kInvalidModel) {
+          throw;
+        }
       }
     }
-  }
-  for (const auto& [name, axis] : options.batch_axes) {
-    TRAINRT_REQUIRE(std::count(inputs.begin(), inputs.end(), name) != 0,
-                    kInvalidArgument,
-                    "--batch-axis: there is no input '",
-                    name,
-                    "'",
-                    did_you_mean(name, inputs));
-  }
-  for (const auto& [symbol, size] : options.dims) {
-    TRAINRT_REQUIRE(std::count(symbols.begin(), symbols.end(), symbol) != 0,
-                    kInvalidArgument,
-                    "--bind: no input has a dim named '",
-                    symbol,
-                    "'",
-                    did_you_mean(symbol, symbols));
-    TRAINRT_REQUIRE(
-        size > 0, kInvalidArgument, "--bind ", symbol, "=", size, "; wanted at least 1");
-  }
-}
-
-// The concrete shape of every input. All unbound dims are reported at once.
-std::map<std::string, Shape> input_shapes(const OnnxModel::Impl& model,
-                                          const BindOptions& options) {
-  std::map<std::string, int64_t> sizes = options.dims;
-  for (const ModelInput& input : model.inputs) {
-    const int axis = batch_axis(input, options);
-    if (axis >= 0 && input.dims[static_cast<size_t>(axis)].size < 0) {
-      sizes[input.dims[static_cast<size_t>(axis)].symbol] = options.batch;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidModel) {
+      throw;
     }
   }
-  std::map<std::string, Shape> shapes;
-  std::string unbound;
-  for (const ModelInput& input : model.inputs) {
-    Shape& shape = shapes[input.name];
-    const int batch = batch_axis(input, options);
-    for (size_t axis = 0; axis < input.dims.size(); ++axis) {
-      const Dim& dim = input.dims[axis];
-      if (static_cast<int>(axis) == batch) {
-        shape.push_back(options.batch);
-      } else if (dim.size >= 0) {
-        shape.push_back(dim.size);
-      } else if (const auto it = sizes.find(dim.symbol); it != sizes.end()) {
-        shape.push_back(it->second);
-      } else {
-        unbound += concat(unbound.empty() ? "" : ", ",
-                          "'",
-                          dim.symbol,
-                          "' (axis ",
-                          axis,
-                          " of '",
-                          input.name,
-                          "')");
-        shape.push_back(1);
-      }
-    }
-  }
-  TRAINRT_REQUIRE(unbound.empty(),
-                  kInvalidArgument,
-                  "these dims have no size: ",
-                  unbound,
-                  "; give each with --bind DIM=N");
-  return shapes;
-}
-
-void add_inputs(const OnnxModel::Impl& model,
-                const BindOptions& options,
-                const std::map<std::string, Shape>& shapes,
-                OnnxTranslator& translator) {
-  std::map<std::string, const onnx::ValueInfoProto*> infos;
-  for (const onnx::ValueInfoProto& info : model.graph().input()) {
-    infos[info.name()] = &info;
-  }
-  for (const ModelInput& input : model.inputs) {
-    const onnx::TypeProto& type = infos.at(input.name)->type();
-    TRAINRT_REQUIRE(type.has_tensor_type(),
-                    kUnsupported,
-                    "input '",
-                    input.name,
-                    "' is a sequence, map, optional or sparse tensor; wanted a tensor");
-    const DType dtype =
-        require_dtype(type.tensor_type().elem_type(), concat("input '", input.name, "'"));
-    translator.define(input.name,
-                      translator.graph().add_input(
-                          input.name, {dtype, shapes.at(input.name)}, batch_axis(input, options)));
-  }
+  return std::nullopt;
 }
 
 Binding bind_model(const OnnxModel::Impl& model, const BindOptions& options) {
   check_options(model, options);
-  Binding binding;
-  TranslateOptions translate_options;
-  translate_options.training = options.training;
-  translate_options.split_identities = may_have_false_ties(model.graph());
-  OnnxTranslator translator(model, binding.graph, translate_options);
-  add_inputs(model, options, input_shapes(model, options), translator);
-  translator.add_initializers(model.graph());
-  translator.translate(model.graph());
-  translator.set_outputs(model.outputs);
-  binding.unsupported = translator.unsupported();
-  // Dead nodes go before roles are given: what only they read is unused.
-  std::vector<ValueId> map;
-  Graph& graph = binding.graph;
-  Graph trimmed = graph.subgraph(live_nodes(graph), &map);
-  std::vector<WeightCandidate> live;
-  for (WeightCandidate candidate : translator.candidates()) {
-    const Value dead = graph.value(candidate.value);
-    candidate.value = map[static_cast<size_t>(candidate.value)];
-    if (candidate.value != kNoValue) {
-      live.push_back(candidate);
-    } else if (translator.was_read(dead.name)) {
-      binding.tensors.push_back(
-          {dead.name,
-           dead.type,
-           "constant",
-           "an operand that became an attribute when the model was imported"});
-    } else {
-      binding.tensors.push_back(
-          {dead.name, dead.type, "unused", "no node on the way to an output reads it"});
+  const std::optional<int64_t> fixed = fixed_batch(model, options);
+  if (fixed && *fixed != options.batch) {
+    std::optional<Binding> binding = translate_rewritten(model, options, *fixed);
+    TRAINRT_REQUIRE(binding.has_value(),
+                    kInvalidModel,
+                    "the model is made for batches of ",
+                    *fixed,
+                    " and cannot be rewritten to ",
+                    options.batch,
+                    "; use micro-batches of ",
+                    *fixed,
+                    ", or export with a dynamic batch");
+    return accept_rewritten(model, options, std::move(*binding));
+  }
+  try {
+    return translate_model(model, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidModel || fixed) {
+      throw;
     }
+    for (const int64_t example : likely_batches(model)) {
+      if (std::optional<Binding> binding = translate_rewritten(model, options, example)) {
+        return accept_rewritten(model, options, std::move(*binding));
+      }
+    }
+    throw;
   }
-  for (TensorReport& report : assign_roles(trimmed, live, options)) {
-    binding.tensors.push_back(std::move(report));
-  }
-  graph = std::move(trimmed);
-  for (const std::string& name : translator.unused_initializers()) {
-    binding.tensors.push_back({name, {}, "unused", "no node reads it"});
-  }
-  return binding;
 }
 
 std::string unsupported_message(const std::vector<UnsupportedOp>& ops) {

@@ -28,14 +28,14 @@ bool OnnxTranslator::translate_builtin(const onnx::NodeProto& node,
     return true;
   }
   if (op == "Identity") {
-    return translate_identity(node, inputs.at(0));
+    return translate_identity(node, required_input(inputs, 0));
   }
   if (op == "Shape" || op == "Size") {
-    translate_shape(node, inputs.at(0));
+    translate_shape(node, required_input(inputs, 0));
     return true;
   }
   if (op == "ConstantOfShape") {
-    translate_constant_of_shape(node, inputs.at(0));
+    translate_constant_of_shape(node, required_input(inputs, 0));
     return true;
   }
   if (op == "Range") {
@@ -137,15 +137,13 @@ void OnnxTranslator::translate_shape(const onnx::NodeProto& node, ValueId input)
 bool OnnxTranslator::translate_range(const onnx::NodeProto& node,
                                      const std::vector<ValueId>& inputs) {
   std::vector<Tensor> operands;
-  for (const ValueId id : inputs) {
-    const std::optional<Tensor> tensor = contents(id);
+  for (int i = 0; i < 3; ++i) {
+    const std::optional<Tensor> tensor = contents(required_input(inputs, i));
     TRAINRT_REQUIRE(tensor && tensor->num_elements() == 1,
                     kUnsupported,
                     "the length of a Range depends on data");
-    operands.push_back(*tensor);
+    operands.push_back(i == 0 ? *tensor : tensor->cast(operands[0].dtype()));
   }
-  TRAINRT_REQUIRE(
-      operands.size() == 3, kInvalidModel, "Range has ", operands.size(), " inputs; wanted 3");
   const double start = operands[0].to_double()[0];
   const double delta = operands[2].to_double()[0];
   TRAINRT_REQUIRE(delta != 0, kInvalidModel, "Range has a step of 0");
@@ -202,8 +200,8 @@ void OnnxTranslator::translate_constant_of_shape(const onnx::NodeProto& node, Va
 // Statistics are state by their position, whatever the form; see onnx_parameters.h.
 void OnnxTranslator::mark_running_statistics(const onnx::NodeProto& node,
                                              const std::vector<ValueId>& inputs) {
-  for (const size_t i : {3u, 4u}) {
-    Value& value = graph_.value(inputs.at(i));
+  for (const int i : {3, 4}) {
+    Value& value = graph_.value(required_input(inputs, i));
     if (value.kind == ValueKind::kConstant && !value.constant.defined()) {
       value.kind = ValueKind::kState;
       value.why = concat(i == 3 ? "running mean" : "running variance",
@@ -236,7 +234,7 @@ bool OnnxTranslator::inference_form(const onnx::NodeProto& node,
     }
     // Whoever reads the new statistics reads the old ones.
     for (int i = 1; i < node.output_size(); ++i) {
-      set_output(node, i, inputs.at(i % 2 == 1 ? 3 : 4));
+      set_output(node, i, required_input(inputs, i % 2 == 1 ? 3 : 4));
     }
     plain.mutable_output()->DeleteSubrange(1, plain.output_size() - 1);
     upgrade(plain, inputs, find_upgrade("", "BatchNormalization"));
@@ -245,7 +243,7 @@ bool OnnxTranslator::inference_form(const onnx::NodeProto& node,
   if (options_.training) {
     return false;
   }
-  set_output(node, 0, inputs.at(0));
+  set_output(node, 0, required_input(inputs, 0));
   if (node.output_size() > 1 && !node.output(1).empty()) {
     GraphBuilder builder(graph_);
     builder.set_source_index(source_index_);
@@ -254,7 +252,7 @@ bool OnnxTranslator::inference_form(const onnx::NodeProto& node,
                builder.op("Fill",
                           {},
                           {{"value", 1.0},
-                           {"shape", graph_.value(inputs.at(0)).type.shape},
+                           {"shape", graph_.value(required_input(inputs, 0)).type.shape},
                            {"dtype", std::string("bool")}},
                           node_name(node) + "/mask",
                           scope_->prefix + node.output(1)));

@@ -66,7 +66,9 @@ std::shared_ptr<const onnx::FunctionProto> OnnxTranslator::schema_function(
     if (version < 0 || !schema->BuildContextDependentFunction(context, *function, version)) {
       return nullptr;
     }
-    schema->BuildFunction(*function);
+    if (function->input_size() == 0) {
+      schema->BuildFunction(*function);  // formal names; some builders have filled them in
+    }
   } else {
     return nullptr;
   }
@@ -146,7 +148,7 @@ void OnnxTranslator::inline_function(const onnx::NodeProto& node,
 
 bool OnnxTranslator::inline_branch(const onnx::NodeProto& node,
                                    const std::vector<ValueId>& inputs) {
-  const std::optional<Tensor> condition = contents(inputs.at(0));
+  const std::optional<Tensor> condition = contents(required_input(inputs, 0));
   TRAINRT_REQUIRE(
       condition && condition->num_elements() == 1,
       kUnsupported,

@@ -1,6 +1,7 @@
 // What an OnnxModel holds: the parsed, sorted and validated protobuf. For graph/onnx_* alone.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,7 @@ struct OnnxModel::Impl {
   std::map<std::string, const onnx::FunctionProto*> functions;  // by function_key
   std::vector<ModelInput> inputs;  // main graph, without those that are initializers
   std::vector<std::string> outputs;
+  mutable std::atomic<bool> warned_of_baked_batch = false;  // once is enough
 
   const onnx::GraphProto& graph() const { return proto->graph(); }
 

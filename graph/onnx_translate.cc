@@ -59,6 +59,11 @@ void OnnxTranslator::define(const std::string& name, ValueId value) {
   scope_->values[name] = value;
 }
 
+void OnnxTranslator::define_unsupported(const std::string& name, const std::string& why) {
+  scope_->values[name] = kPoisoned;
+  unsupported_.push_back({"input", opset(""), {name}, why});
+}
+
 void OnnxTranslator::add_initializers(const onnx::GraphProto& graph) {
   for (const onnx::TensorProto& tensor : graph.initializer()) {
     scope_->initializers[tensor.name()] = &tensor;
@@ -127,6 +132,15 @@ std::vector<ValueId> OnnxTranslator::inputs(const onnx::NodeProto& node) {
     ids.pop_back();  // an absent operand at the end is no operand
   }
   return ids;
+}
+
+ValueId OnnxTranslator::required_input(const std::vector<ValueId>& inputs, int i) {
+  TRAINRT_REQUIRE(i < static_cast<int>(inputs.size()) && inputs[static_cast<size_t>(i)] != kNoValue,
+                  kInvalidModel,
+                  "input ",
+                  i,
+                  " is missing");
+  return inputs[static_cast<size_t>(i)];
 }
 
 Attributes OnnxTranslator::attributes(const onnx::NodeProto& node) const {
@@ -227,9 +241,20 @@ ValueId OnnxTranslator::materialize(const onnx::SparseTensorProto& tensor,
       std::move(value), WeightCandidate::Origin::kInitializer, !has_external_data(tensor.values()));
 }
 
+void OnnxTranslator::mark_read(ValueId id) const {
+  const Value& value = graph_.value(id);
+  if (read_.insert(value.name).second && value.producer != kNoNode) {
+    for (const ValueId input : graph_.node(value.producer).inputs) {
+      if (input != kNoValue) {
+        mark_read(input);
+      }
+    }
+  }
+}
+
 std::optional<Tensor> OnnxTranslator::contents(ValueId id) const {
   const Value& value = graph_.value(id);
-  read_.insert(value.name);
+  mark_read(id);
   if (value.constant.defined()) {
     return value.constant;
   }
@@ -312,6 +337,9 @@ void OnnxTranslator::translate_node(const onnx::NodeProto& node) {
   }
   try {
     dispatch(node, inputs(node));
+    if (options_.record != nullptr) {
+      record_output(node);
+    }
   } catch (Error& error) {
     if (error.code() == ErrorCode::kUnsupported) {
       note_unsupported(node, error.message());
@@ -323,8 +351,12 @@ void OnnxTranslator::translate_node(const onnx::NodeProto& node) {
   }
 }
 
-void OnnxTranslator::dispatch(const onnx::NodeProto& node, const std::vector<ValueId>& inputs) {
-  if ((handler_ && handler_(*this, node)) || translate_builtin(node, inputs)) {
+void OnnxTranslator::dispatch(const onnx::NodeProto& node, std::vector<ValueId> inputs) {
+  if (options_.record != nullptr || options_.rewriter != nullptr) {
+    inputs = follow_batch(node, inputs);
+  }
+  if ((handler_ && handler_(*this, node)) || translate_builtin(node, inputs) ||
+      translate_legacy(node, inputs)) {
     return;
   }
   const std::string domain = canonical_domain(node.domain());

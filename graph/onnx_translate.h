@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/onnx_baked_batch.h"
 #include "graph/onnx_model.h"
 #include "graph/upgrade.h"
 
@@ -36,8 +37,10 @@ struct WeightCandidate {
 };
 
 struct TranslateOptions {
-  bool training = true;          // false: BatchNorm and Dropout in inference form
-  bool split_identities = true;  // see onnx_parameters.h
+  bool training = true;                     // false: BatchNorm and Dropout in inference form
+  bool split_identities = true;             // see onnx_parameters.h
+  BatchRewriter::Record* record = nullptr;  // filled, or
+  BatchRewriter* rewriter = nullptr;        // asked for every shape operand
 };
 
 class OnnxTranslator {
@@ -53,6 +56,8 @@ class OnnxTranslator {
   // Names of the top-level scope. Several graphs (main graph, then algorithm graph) may be
   // translated one after the other into it, as training_info wants.
   void define(const std::string& name, ValueId value);
+  // An input of a kind we do not have: noted, with all that depends on it.
+  void define_unsupported(const std::string& name, const std::string& why);
   void add_initializers(const onnx::GraphProto& graph);
   void translate(const onnx::GraphProto& graph);
   // Makes `names` the graph's outputs, each under its own name. Unsupported ones are left out.
@@ -63,6 +68,7 @@ class OnnxTranslator {
   // The value of a name; nothing when it depends on an unsupported node. Throws when unknown.
   std::optional<ValueId> find(const std::string& name);
   std::vector<ValueId> inputs(const onnx::NodeProto& node);
+  static ValueId required_input(const std::vector<ValueId>& inputs, int i);  // throws when absent
   Attributes attributes(const onnx::NodeProto& node) const;
   int opset(const std::string& domain) const;
   std::string node_name(const onnx::NodeProto& node) const;  // stable, also for unnamed nodes
@@ -96,7 +102,7 @@ class OnnxTranslator {
 
   void translate_nodes(const google::protobuf::RepeatedPtrField<onnx::NodeProto>& nodes);
   void translate_node(const onnx::NodeProto& node);
-  void dispatch(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
+  void dispatch(const onnx::NodeProto& node, std::vector<ValueId> inputs);
   bool has_poisoned_input(const onnx::NodeProto& node);
   bool is_known_operator(const onnx::NodeProto& node) const;
   void poison_outputs(const onnx::NodeProto& node);
@@ -115,6 +121,7 @@ class OnnxTranslator {
               NodeId first_node,
               ValueId first_value);
   std::optional<Tensor> contents(ValueId value) const;
+  void mark_read(ValueId value) const;
 
   // onnx_builtin.cc: operators that are about the graph itself or about shapes alone
   bool translate_builtin(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
@@ -125,6 +132,19 @@ class OnnxTranslator {
   void translate_constant_of_shape(const onnx::NodeProto& node, ValueId shape);
   bool inference_form(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
   void mark_running_statistics(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
+
+  // onnx_legacy.cc: forms before opset 7, which no operator's upgrade knows
+  bool translate_legacy(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
+
+  // onnx_follow_batch.cc: see onnx_baked_batch.h
+  std::vector<ValueId> follow_batch(const onnx::NodeProto& node,
+                                    const std::vector<ValueId>& inputs);
+  std::vector<ValueId> rewrite_shape(const onnx::NodeProto& node,
+                                     const std::vector<ValueId>& inputs,
+                                     size_t shape_input);
+  std::vector<ValueId> rewrite_initial_state(const onnx::NodeProto& node,
+                                             const std::vector<ValueId>& inputs);
+  void record_output(const onnx::NodeProto& node);
 
   // onnx_inline.cc: functions, function bodies of schemas, branches
   void inline_function(const onnx::NodeProto& node,

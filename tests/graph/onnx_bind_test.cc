@@ -4,7 +4,7 @@
 
 #include "graph/evaluator.h"
 #include "graph/onnx_import.h"
-#include "graph/printer.h"
+#include "tests/graph/onnx_models.h"
 
 namespace trainrt {
 namespace {
@@ -12,41 +12,15 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-OnnxModel model_of(const std::string& signature,
-                   const std::string& initializers,
-                   const std::string& body) {
-  return OnnxModel::parse_text("<ir_version: 8, opset_import: [\"\" : 17]>\ng " + signature +
-                               "\n<" + initializers + ">\n{\n" + body + "\n}\n");
-}
-
-template <typename Function>
-std::string error_of(ErrorCode code, Function&& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
-
-std::vector<std::string> op_types(const Graph& graph) {
-  std::vector<std::string> types;
-  for (const Node& node : graph.nodes()) {
-    types.push_back(node.op_type);
-  }
-  return types;
-}
-
-std::vector<std::string> names_of_kind(const Graph& graph, ValueKind kind) {
-  std::vector<std::string> names;
-  for (const ValueId id : graph.values_of_kind(kind)) {
-    names.push_back(graph.value(id).name);
-  }
-  return names;
-}
+using testing::at_batch;
+using testing::error_of;
+using testing::model_of;
+using testing::names_of_kind;
+using testing::op_types;
+using testing::output_shape;
+using testing::roles;
 
 TEST(OnnxBindTest, ASmallModelComputesWhatItSays) {
   const OnnxModel model = model_of("(float[batch, 4] x) => (float[batch, 4] y)",
@@ -115,6 +89,100 @@ TEST(OnnxBindTest, WhatNoOutputNeedsIsReportedUnused) {
   EXPECT_EQ(roles["w"], "unused");
   EXPECT_EQ(roles["lost"], "unused");
   EXPECT_TRUE(names_of_kind(model.bind({}), ValueKind::kParameter).empty());
+}
+
+TEST(OnnxBindTest, ShapeArithmeticVanishes) {
+  // x.view(x.shape[0], -1) as exported.
+  const OnnxModel model = model_of("(float[batch, 3, 4] x) => (float[batch, K] y)", "", R"(
+    shape = Shape(x)
+    zero = Constant<value: tensor = int64 {0}>()
+    first = Gather<axis = 0>(shape, zero)
+    axes = Constant<value: tensor = int64[1] {0}>()
+    dim = Unsqueeze(first, axes)
+    rest = Constant<value: tensor = int64[1] {-1}>()
+    target = Concat<axis = 0>(dim, rest)
+    y = Reshape(x, target))");
+  const Graph graph = model.bind(at_batch(5));
+  EXPECT_THAT(op_types(graph), ElementsAre("Reshape"));
+  EXPECT_EQ(output_shape(graph), (Shape{5, 12}));
+  EXPECT_EQ(graph.node(0).name, "Reshape:y");
+}
+
+TEST(OnnxBindTest, FloatShapeArithmeticWithAnInitializerVanishes) {
+  // floor(shape * 0.5) with the factor as a float initializer, as Resize was exported.
+  const OnnxModel model =
+      model_of("(float[batch, 8] x) => (float[batch, 4] y)", "float factor = {0.5}", R"(
+    shape = Shape<start = 1>(x)
+    real = Cast<to = 1>(shape)
+    half = Mul(real, factor)
+    ends = Cast<to = 7>(half)
+    starts = Constant<value: tensor = int64[1] {0}>()
+    axes = Constant<value: tensor = int64[1] {1}>()
+    y = Slice(x, starts, ends, axes))");
+  const Graph graph = model.bind(at_batch(2));
+  EXPECT_THAT(op_types(graph), ElementsAre("Slice"));
+  EXPECT_EQ(output_shape(graph), (Shape{2, 4}));
+  EXPECT_EQ(roles(model)["factor"], "constant");
+}
+
+TEST(OnnxBindTest, EveryOutputIsFoundByItsOwnName) {
+  const OnnxModel model = model_of(
+      "(float[N, 4] x) => (float[N, 4] y, float[N, 4] same, float[N, 4] again, float[4] w)",
+      "float[4] w = {1, 2, 3, 4}",
+      "y = Mul(x, w)\nsame = Identity(y)\nagain = Identity(x)");
+  const Graph graph = model.bind(at_batch(2));
+  std::vector<std::string> names;
+  for (const ValueId id : graph.outputs()) {
+    names.push_back(graph.value(id).name);
+  }
+  EXPECT_THAT(names, ElementsAre("y", "same", "again", "w"));
+}
+
+TEST(OnnxBindTest, ConstantsAreReadInEveryForm) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] a, float[N, 2] b, int64[2] c, bool[2] d)", "", R"(
+    two = Constant<value_float = 2.0>()
+    a = Mul(x, two)
+    pair = Constant<value_floats = [1.0, 2.0]>()
+    b = Mul(x, pair)
+    c = Constant<value_ints = [7, 8]>()
+    d = Constant<value: tensor = bool[2] {1, 0}>())");
+  const Graph graph = model.bind(at_batch(1));
+  const std::vector<Tensor> results =
+      evaluate(graph, {{"x", Tensor::from<float>({3, 5}, {1, 2})}}, graph.outputs());
+  EXPECT_THAT(results[0].to_double(), ElementsAre(6, 10));
+  EXPECT_THAT(results[1].to_double(), ElementsAre(3, 10));
+  EXPECT_THAT(results[2].to_int64(), ElementsAre(7, 8));
+  EXPECT_THAT(results[3].to_int64(), ElementsAre(1, 0));
+}
+
+TEST(OnnxBindTest, ALargeExpandStaysANode) {
+  const OnnxModel model =
+      model_of("(float[N, 1] x) => (float[1000, 1000] y, float[N, 1] z)", "", R"(
+    one = Constant<value: tensor = float {1}>()
+    shape = Constant<value: tensor = int64[2] {1000, 1000}>()
+    y = Expand(one, shape)
+    z = Relu(x))");
+  EXPECT_THAT(op_types(model.bind(at_batch(1))), ElementsAre("Expand", "Relu"));
+}
+
+TEST(OnnxBindTest, BatchAxesAreFoundByNameAndOverruled) {
+  const OnnxModel model = OnnxModel::parse_text(R"(<ir_version: 8, opset_import: ["" : 17]>
+g (float[seq, batch_size, 4] x, float[layers, N, 2] h, float[time, 3] t, float scale)
+  => (float[seq, batch_size, 4] y) { y = Mul(x, scale) })");
+  std::vector<int> axes;
+  for (const ModelInput& input : model.inputs()) {
+    axes.push_back(input.batch_axis);
+  }
+  EXPECT_THAT(axes, ElementsAre(1, 1, -1, -1));
+  EXPECT_THAT(model.symbols(), ElementsAre("batch_size", "N", "seq", "layers", "time"));
+  BindOptions options = at_batch(3);
+  options.dims = {{"batch_size", 5}, {"layers", 1}, {"time", 1}};
+  options.batch_axes = {{"x", 0}};
+  EXPECT_EQ(output_shape(model.bind(options)), (Shape{3, 5, 4}));
+  options.batch_axes = {{"y", 0}};
+  EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { model.bind(options); }),
+              HasSubstr("no input 'y'"));
 }
 
 }  // namespace

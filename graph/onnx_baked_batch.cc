@@ -1,0 +1,101 @@
+#include "graph/onnx_baked_batch.h"
+
+namespace trainrt {
+
+namespace {
+
+// The only axis on which the shapes differ, and there in proportion example : batch.
+std::optional<size_t> scaled_axis(const Shape& example,
+                                  const Shape& now,
+                                  int64_t from,
+                                  int64_t to) {
+  std::optional<size_t> axis;
+  if (example.size() != now.size()) {
+    return axis;
+  }
+  for (size_t d = 0; d < now.size(); ++d) {
+    if (example[d] != now[d]) {
+      if (axis || example[d] * to != now[d] * from) {
+        return std::nullopt;
+      }
+      axis = d;
+    }
+  }
+  return axis;
+}
+
+// Where a Reshape puts the batch. It keeps the elements in row-major order, so the batch is a digit
+// with a stride: the number of elements after it (in an axis merged with others it comes first).
+// The axis of `to` that contains this digit is the one; beside an example batch of 1, whose digit
+// fits between any two axes, one of size 1.
+std::optional<size_t> axis_of_batch(const Shape& from,
+                                    size_t axis,
+                                    int64_t batch,
+                                    const Shape& to) {
+  const int64_t stride =
+      dims_product(from, static_cast<int>(axis), static_cast<int>(from.size())) / batch;
+  std::optional<size_t> found;
+  for (size_t d = 0; d < to.size(); ++d) {
+    const int64_t after = dims_product(to, static_cast<int>(d) + 1, static_cast<int>(to.size()));
+    if (after <= stride && stride * batch <= after * to[d]) {
+      if (to[d] == batch) {
+        return d;
+      }
+      found = found ? found : d;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<size_t> BatchRewriter::baked_axis(const std::string& op_type,
+                                                const Record::Node& example,
+                                                const Shape& input,
+                                                const std::vector<int64_t>& operand) const {
+  if (op_type == "Reshape") {
+    const std::optional<size_t> scaled = scaled_axis(example.input, input, example_.batch, batch_);
+    if (!scaled) {
+      return std::nullopt;
+    }
+    // [-1, 768] follows the batch by itself, [1, -1, 768] would hide it in the wrong place.
+    const std::optional<size_t> axis =
+        axis_of_batch(example.input, *scaled, example_.batch, example.output);
+    const bool follows = axis && *axis < operand.size() && operand[*axis] <= 0;
+    return follows ? std::nullopt : axis;
+  }
+  if (extent_ != Extent::kAll) {
+    return std::nullopt;
+  }
+  for (size_t d = 0; d < operand.size(); ++d) {
+    if (operand[d] == example_.batch) {
+      return d;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<int64_t>> BatchRewriter::rewrite(const std::string& node,
+                                                           const std::string& op_type,
+                                                           const Shape& input,
+                                                           const std::vector<int64_t>& operand) {
+  const auto it = example_.nodes.find(node);
+  if (it == example_.nodes.end() || it->second.operand != operand) {
+    return std::nullopt;  // it was computed from shapes and follows the batch
+  }
+  const std::optional<size_t> axis = baked_axis(op_type, it->second, input, operand);
+  if (!axis) {
+    return std::nullopt;
+  }
+  std::vector<int64_t> changed = operand;
+  const int64_t dim = op_type == "Reshape" ? it->second.output[*axis] : operand[*axis];
+  changed[*axis] = dim / example_.batch * batch_;
+  note(node);
+  return changed;
+}
+
+bool scales_with_batch(const Shape& example, const Shape& now, int64_t from, int64_t to) {
+  return example == now || scaled_axis(example, now, from, to).has_value();
+}
+
+}  // namespace trainrt

@@ -1,0 +1,196 @@
+// Dims become numbers: the batch axis of each input from the options, other symbols from --bind.
+// Then the nodes are translated, and each weight gets its role.
+#include "graph/onnx_dims.h"
+
+#include <algorithm>
+
+#include "graph/onnx_parameters.h"
+#include "graph/onnx_tensor.h"
+#include "graph/onnx_translate.h"
+#include "graph/passes/pass.h"
+
+namespace trainrt {
+
+namespace {
+
+int batch_axis(const ModelInput& input, const BindOptions& options) {
+  const auto it = options.batch_axes.find(input.name);
+  if (it == options.batch_axes.end()) {
+    return input.batch_axis;
+  }
+  const int ndim = static_cast<int>(input.dims.size());
+  TRAINRT_REQUIRE(it->second >= -1 && it->second < ndim,
+                  kInvalidArgument,
+                  "--batch-axis ",
+                  input.name,
+                  "=",
+                  it->second,
+                  ": the input has ",
+                  ndim,
+                  " dims");
+  return it->second;
+}
+
+// The concrete shape of every input. All unbound dims are reported at once.
+std::map<std::string, Shape> input_shapes(const OnnxModel::Impl& model,
+                                          const BindOptions& options) {
+  std::map<std::string, int64_t> sizes = options.dims;
+  for (const ModelInput& input : model.inputs) {
+    const int axis = batch_axis(input, options);
+    if (axis >= 0 && input.dims[static_cast<size_t>(axis)].size < 0) {
+      sizes[input.dims[static_cast<size_t>(axis)].symbol] = options.batch;
+    }
+  }
+  std::map<std::string, Shape> shapes;
+  std::string unbound;
+  for (const ModelInput& input : model.inputs) {
+    Shape& shape = shapes[input.name];
+    const int batch = batch_axis(input, options);
+    for (size_t axis = 0; axis < input.dims.size(); ++axis) {
+      const Dim& dim = input.dims[axis];
+      if (static_cast<int>(axis) == batch) {
+        shape.push_back(options.batch);
+      } else if (dim.size >= 0) {
+        shape.push_back(dim.size);
+      } else if (const auto it = sizes.find(dim.symbol); it != sizes.end()) {
+        shape.push_back(it->second);
+      } else {
+        unbound += concat(unbound.empty() ? "" : ", ",
+                          "'",
+                          dim.symbol,
+                          "' (axis ",
+                          axis,
+                          " of '",
+                          input.name,
+                          "')");
+        shape.push_back(1);
+      }
+    }
+  }
+  TRAINRT_REQUIRE(unbound.empty(),
+                  kInvalidArgument,
+                  "these dims have no size: ",
+                  unbound,
+                  "; give each with --bind DIM=N");
+  return shapes;
+}
+
+void add_inputs(const OnnxModel::Impl& model,
+                const BindOptions& options,
+                const std::map<std::string, Shape>& shapes,
+                OnnxTranslator& translator) {
+  std::map<std::string, const onnx::ValueInfoProto*> infos;
+  for (const onnx::ValueInfoProto& info : model.graph().input()) {
+    infos[info.name()] = &info;
+  }
+  for (const ModelInput& input : model.inputs) {
+    const onnx::TypeProto& type = infos.at(input.name)->type();
+    const std::optional<DType> dtype = dtype_from_onnx(type.tensor_type().elem_type());
+    if (!dtype) {
+      translator.define_unsupported(
+          input.name,
+          type.has_tensor_type()
+              ? concat("element type ", onnx_dtype_name(type.tensor_type().elem_type()))
+              : std::string("a sequence, map, optional or sparse tensor"));
+      continue;
+    }
+    translator.define(input.name,
+                      translator.graph().add_input(
+                          input.name, {*dtype, shapes.at(input.name)}, batch_axis(input, options)));
+  }
+}
+
+}  // namespace
+
+void check_options(const OnnxModel::Impl& model, const BindOptions& options) {
+  TRAINRT_REQUIRE(
+      options.batch > 0, kInvalidArgument, "batch size ", options.batch, "; wanted at least 1");
+  std::vector<std::string> inputs;
+  std::vector<std::string> symbols;
+  for (const ModelInput& input : model.inputs) {
+    inputs.push_back(input.name);
+    for (const Dim& dim : input.dims) {
+      if (dim.size < 0) {
+        symbols.push_back(dim.symbol);
+      }
+    }
+  }
+  for (const auto& [name, axis] : options.batch_axes) {
+    TRAINRT_REQUIRE(std::count(inputs.begin(), inputs.end(), name) != 0,
+                    kInvalidArgument,
+                    "--batch-axis: there is no input '",
+                    name,
+                    "'",
+                    did_you_mean(name, inputs));
+  }
+  for (const auto& [symbol, size] : options.dims) {
+    TRAINRT_REQUIRE(std::count(symbols.begin(), symbols.end(), symbol) != 0,
+                    kInvalidArgument,
+                    "--bind: no input has a dim named '",
+                    symbol,
+                    "'",
+                    did_you_mean(symbol, symbols));
+    TRAINRT_REQUIRE(
+        size > 0, kInvalidArgument, "--bind ", symbol, "=", size, "; wanted at least 1");
+  }
+}
+
+// The batch size that the dims of the inputs are fixed to, if any.
+std::optional<int64_t> fixed_batch(const OnnxModel::Impl& model, const BindOptions& options) {
+  for (const ModelInput& input : model.inputs) {
+    const int axis = batch_axis(input, options);
+    if (axis >= 0 && input.dims[static_cast<size_t>(axis)].size > 0) {
+      return input.dims[static_cast<size_t>(axis)].size;
+    }
+  }
+  return std::nullopt;
+}
+
+Binding translate_model(const OnnxModel::Impl& model,
+                        const BindOptions& options,
+                        BatchRewriter::Record* record,
+                        BatchRewriter* rewriter) {
+  Binding binding;
+  TranslateOptions translate_options;
+  translate_options.training = options.training;
+  translate_options.split_identities = may_have_false_ties(model.graph());
+  translate_options.record = record;
+  translate_options.rewriter = rewriter;
+  OnnxTranslator translator(model, binding.graph, translate_options);
+  add_inputs(model, options, input_shapes(model, options), translator);
+  translator.add_initializers(model.graph());
+  translator.translate(model.graph());
+  translator.set_outputs(model.outputs);
+  binding.unsupported = translator.unsupported();
+  // Dead nodes go before roles are given: what only they read is unused.
+  std::vector<ValueId> map;
+  Graph& graph = binding.graph;
+  Graph trimmed = graph.subgraph(live_nodes(graph), &map);
+  std::vector<WeightCandidate> live;
+  for (WeightCandidate candidate : translator.candidates()) {
+    const Value dead = graph.value(candidate.value);
+    candidate.value = map[static_cast<size_t>(candidate.value)];
+    if (candidate.value != kNoValue) {
+      live.push_back(candidate);
+    } else if (translator.was_read(dead.name)) {
+      binding.tensors.push_back(
+          {dead.name,
+           dead.type,
+           "constant",
+           "an operand that became an attribute when the model was imported"});
+    } else {
+      binding.tensors.push_back(
+          {dead.name, dead.type, "unused", "no node on the way to an output reads it"});
+    }
+  }
+  for (TensorReport& report : assign_roles(trimmed, live, options)) {
+    binding.tensors.push_back(std::move(report));
+  }
+  graph = std::move(trimmed);
+  for (const std::string& name : translator.unused_initializers()) {
+    binding.tensors.push_back({name, {}, "unused", "no node reads it"});
+  }
+  return binding;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,85 @@
+// Models whose exporter kept the example batch as a number.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/graph/onnx_models.h"
+
+namespace trainrt {
+namespace {
+
+using ::testing::AllOf;
+using testing::at_batch;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::model_of;
+using testing::output_shape;
+
+const char* const kBakedView = R"(
+  [flatten] flat = Reshape(x, shape)
+  [head] y = MatMul(flat, w))";
+
+TEST(OnnxBatchTest, AReshapeThatKeptTheExampleBatchFollows) {
+  for (const std::string batch : {"batch", "2"}) {  // symbolic, or fixed as well
+    const OnnxModel model =
+        model_of("(float[" + batch + ", 2, 3] x) => (float[" + batch + ", 1] y)",
+                 "int64[2] shape = {2, 6}, float[6, 1] w = {1, 2, 3, 4, 5, 6}",
+                 kBakedView);
+    EXPECT_EQ(output_shape(model.bind(at_batch(2))), (Shape{2, 1}));
+    EXPECT_EQ(output_shape(model.bind(at_batch(6))), (Shape{6, 1})) << batch;
+    BindOptions options = at_batch(6);
+    options.rewrite_baked_batch = false;
+    EXPECT_THAT(error_of(ErrorCode::kInvalidModel, [&] { model.bind(options); }),
+                AllOf(HasSubstr("'flatten'"), HasSubstr("batch size 2")));
+  }
+}
+
+TEST(OnnxBatchTest, AnExampleBatchOfOneBesideAnInferredDimFollows) {
+  const OnnxModel model = model_of("(float[batch, 2, 3] x) => (float[batch, 1] y)",
+                                   "int64[2] shape = {1, -1}, float[6, 1] w = {1, 2, 3, 4, 5, 6}",
+                                   kBakedView);
+  const Graph graph = model.bind(at_batch(4));
+  EXPECT_EQ(output_shape(graph), (Shape{4, 1}));
+  const Tensor x = Tensor::from<float>(std::vector<float>(24, 1), {4, 2, 3});
+  EXPECT_THAT(evaluate(graph, {{"x", x}}, graph.outputs())[0].to_double(),
+              ::testing::ElementsAre(21, 21, 21, 21));
+}
+
+TEST(OnnxBatchTest, MergedDimsScaleWithTheBatch) {
+  // Attention as exported at batch 2: [2, 3, 8] -> [2 * 4 heads, 3, 2] and back.
+  const OnnxModel model =
+      model_of("(float[batch, 3, 8] x) => (float[batch, 3, 8] y)",
+               "int64[3] split = {8, 3, 2}, int64[3] merge = {2, 3, 8}",
+               "heads = Reshape(x, split)\nact = Relu(heads)\ny = Reshape(act, merge)");
+  const Graph graph = model.bind(at_batch(5));
+  EXPECT_EQ(output_shape(graph), (Shape{5, 3, 8}));
+  EXPECT_EQ(graph.value(*graph.find_value("heads")).type.shape, (Shape{20, 3, 2}));
+}
+
+TEST(OnnxBatchTest, ReshapesThatFollowTheBatchThemselvesAreLeftAlone) {
+  const OnnxModel model = model_of(
+      "(float[2, 2, 3] x) => (float[2, 6] y)", "int64[2] shape = {-1, 6}", "y = Reshape(x, shape)");
+  BindOptions options = at_batch(7);
+  options.rewrite_baked_batch = false;  // nothing to rewrite
+  EXPECT_EQ(output_shape(model.bind(options)), (Shape{7, 6}));
+}
+
+TEST(OnnxBatchTest, AnExpandedTokenFollows) {
+  // ViT's class token, expanded to the example batch of 2 and put before the patches.
+  const OnnxModel model =
+      model_of("(float[batch, 3, 4] x) => (float[batch, 4, 4] y)",
+               "int64[3] shape = {2, 1, 4}, float[1, 1, 4] token = {1, 2, 3, 4}",
+               "tokens = Expand(token, shape)\ny = Concat<axis = 1>(tokens, x)");
+  EXPECT_EQ(output_shape(model.bind(at_batch(2))), (Shape{2, 4, 4}));
+  EXPECT_EQ(output_shape(model.bind(at_batch(5))), (Shape{5, 4, 4}));
+}
+
+TEST(OnnxBatchTest, AShapeErrorThatHasNothingToDoWithTheBatchStaysWhatItIs) {
+  const OnnxModel model = model_of("(float[batch, 4] x) => (float[batch, 4] y)",
+                                   "float[5] w = {1, 2, 3, 4, 5}",
+                                   "[bad] y = Mul(x, w)");
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel, [&] { model.bind(at_batch(3)); }),
+              AllOf(HasSubstr("'bad'"), HasSubstr("do not broadcast")));
+}
+
+}  // namespace
+}  // namespace trainrt

@@ -1,0 +1,166 @@
+// Which tensors of a file are trained.
+#include "graph/onnx_parameters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/graph/onnx_models.h"
+
+namespace trainrt {
+namespace {
+
+using testing::at_batch;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::model_of;
+using testing::names_of_kind;
+using testing::op_types;
+using testing::roles;
+
+using Roles = std::map<std::string, std::string>;
+
+TEST(OnnxParametersTest, FloatInitializersOnADifferentiablePathAreParameters) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y, int64[N, 2] ids)",
+               "float[2, 2] w = {1, 2, 3, 4}, int64[1] two = {2}, float[2] cut = {1, 1},"
+               "float[2] lost = {1, 2}",
+               R"(
+    h = MatMul(x, w)
+    factor = Cast<to = 1>(two)
+    y = Mul(h, factor)
+    z = Add(x, cut)
+    ids = Cast<to = 7>(z))");
+  EXPECT_EQ(roles(model), (Roles{{"w", "parameter"}, {"cut", "constant"}, {"lost", "unused"}}));
+}
+
+TEST(OnnxParametersTest, AGradientPassesTransposeCastSliceAndConcat) {
+  const OnnxModel model = model_of("(float[N, 2] x) => (float[N, 4] y)",
+                                   "float16[2, 2] a = {1, 2, 3, 4}, float[2, 2] b = {1, 2, 3, 4}",
+                                   R"(
+    wide = Cast<to = 1>(a)
+    turned = Transpose<perm = [1, 0]>(wide)
+    both = Concat<axis = 1>(turned, b)
+    y = MatMul(x, both))");
+  EXPECT_EQ(roles(model), (Roles{{"a", "parameter"}, {"b", "parameter"}}));
+  EXPECT_THAT(op_types(model.bind(at_batch(1))),
+              ElementsAre("Cast", "Transpose", "Concat", "MatMul"));
+}
+
+TEST(OnnxParametersTest, ATiedWeightIsOneParameterWithTwoReaders) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)",
+               "float[2, 2] w = {1, 2, 3, 4}",
+               "h = MatMul(x, w)\nt = Transpose<perm = [1, 0]>(w)\ny = MatMul(h, t)");
+  const Graph graph = model.bind(at_batch(1));
+  EXPECT_THAT(names_of_kind(graph, ValueKind::kParameter), ElementsAre("w"));
+  EXPECT_EQ(graph.consumers()[static_cast<size_t>(*graph.find_value("w"))].size(), 2u);
+}
+
+TEST(OnnxParametersTest, EqualFreshWeightsThatTheExporterMergedAreSplitAgain) {
+  const OnnxModel model = model_of(
+      "(float[N, 2] x) => (float[N, 2] y)", "float[2] \"layers.0.norm.weight\" = {1, 1}", R"(
+    "layers.1.norm.weight" = Identity("layers.0.norm.weight")
+    h = Mul(x, "layers.0.norm.weight")
+    y = Mul(h, "layers.1.norm.weight"))");
+  const Graph graph = model.bind(at_batch(1));
+  EXPECT_THAT(names_of_kind(graph, ValueKind::kParameter),
+              ElementsAre("layers.0.norm.weight", "layers.1.norm.weight"));
+  EXPECT_THAT(model.tensors(at_batch(1))[1].why, HasSubstr("merged by the exporter"));
+  for (const ValueId id : graph.values_of_kind(ValueKind::kParameter)) {
+    EXPECT_THAT(initial_value(graph.value(id)).to_double(), ElementsAre(1, 1));
+  }
+}
+
+TEST(OnnxParametersTest, EqualTrainedWeightsAreATrueTie) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2] \"encoder.scale\" = {0.3, 0.7}", R"(
+    "decoder.scale" = Identity("encoder.scale")
+    h = Mul(x, "encoder.scale")
+    y = Mul(h, "decoder.scale"))");
+  EXPECT_THAT(names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter),
+              ElementsAre("encoder.scale"));
+}
+
+TEST(OnnxParametersTest, AMadeUpNameOfAnIdentityIsNoParameterOfItsOwn) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2] bias = {0, 0}", R"(
+    onnx_Add_12 = Identity(bias)
+    h = Add(x, bias)
+    y = Add(h, onnx_Add_12))");
+  EXPECT_THAT(names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter), ElementsAre("bias"));
+}
+
+TEST(OnnxParametersTest, WeightsThatAreConstantNodesArePromoted) {
+  const OnnxModel model = model_of("(float[N, 2] x) => (float[N, 2] y)", "", R"(
+    w = Constant<value: tensor = float[2, 2] {1, 2, 3, 4}>()
+    t = Transpose<perm = [1, 0]>(w)
+    h = MatMul(x, t)
+    b = Constant<value: tensor = float[2] {1, 2}>()
+    s = Add(h, b)
+    mask = Constant<value: tensor = float[2] {0, -1e9}>()
+    m = Add(s, mask)
+    half = Constant<value: tensor = float {0.5}>()
+    y = Mul(m, half))");
+  EXPECT_EQ(roles(model), (Roles{{"w", "parameter"}, {"b", "parameter"}, {"mask", "constant"}}));
+  EXPECT_THAT(model.tensors(at_batch(1))[0].why, HasSubstr("Constant node"));
+}
+
+TEST(OnnxParametersTest, ConstantsBesideInitializersStayConstants) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2, 2] w = {1, 2, 3, 4}", R"(
+    h = MatMul(x, w)
+    mean = Constant<value: tensor = float[2] {0.4, 0.5}>()
+    y = Sub(h, mean))");
+  EXPECT_EQ(roles(model), (Roles{{"w", "parameter"}, {"mean", "constant"}}));
+}
+
+TEST(OnnxParametersTest, SingleNumbersUnderMadeUpNamesAreConstants) {
+  const OnnxModel model = model_of("(float[N, 2] x) => (float[N, 2] y)",
+                                   "float val_12 = {0.5}, float logit_scale = {0.5}",
+                                   "h = Mul(x, val_12)\ny = Mul(h, logit_scale)");
+  EXPECT_EQ(roles(model), (Roles{{"val_12", "constant"}, {"logit_scale", "parameter"}}));
+}
+
+TEST(OnnxParametersTest, GlobsChooseWhatIsTrained) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)",
+               "float[2] \"body.a\" = {1, 2}, float[2] \"body.b\" = {1, 2},"
+               "float[2] \"head.w\" = {3, 4}",
+               "h = Mul(x, \"body.a\")\ng = Mul(h, \"body.b\")\ny = Mul(g, \"head.w\")");
+  BindOptions options = at_batch(1);
+  options.freeze = {"body.*"};
+  EXPECT_EQ(roles(model, options),
+            (Roles{{"body.a", "frozen"}, {"body.b", "frozen"}, {"head.w", "parameter"}}));
+  const Graph graph = model.bind(options);
+  const Value& frozen = graph.value(*graph.find_value("body.a"));
+  EXPECT_EQ(frozen.kind, ValueKind::kConstant);
+  EXPECT_FALSE(frozen.constant.defined()) << "a frozen weight is read when the run needs it";
+  EXPECT_THAT(initial_value(frozen).to_double(), ElementsAre(1, 2));
+  options.freeze = {"body.a"};
+  options.trainable = {"body.*"};
+  EXPECT_EQ(roles(model, options),
+            (Roles{{"body.a", "frozen"}, {"body.b", "parameter"}, {"head.w", "frozen"}}));
+  options.trainable = {"hed.*"};
+  EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { model.bind(options); }),
+              HasSubstr("'hed.*' matches no parameter"));
+}
+
+TEST(OnnxParametersTest, EverythingMayBeFrozen) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2] w = {1, 2}", "y = Mul(x, w)");
+  BindOptions options = at_batch(1);
+  options.freeze = {"*"};
+  EXPECT_THAT(names_of_kind(model.bind(options), ValueKind::kParameter), IsEmpty());
+}
+
+TEST(OnnxParametersTest, InitializersThatAreAlsoInputsAreParameters) {
+  const OnnxModel model = OnnxModel::parse_text(R"(<ir_version: 3, opset_import: ["" : 9]>
+g (float[N, 2] x, float[2] w) => (float[N, 2] y) <float[2] w = {1, 2}> { y = Mul(x, w) })");
+  ASSERT_EQ(model.inputs().size(), 1u);
+  EXPECT_EQ(roles(model), (Roles{{"w", "parameter"}}));
+}
+
+}  // namespace
+}  // namespace trainrt
