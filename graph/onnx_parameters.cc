@@ -100,7 +100,7 @@ bool is_weight_operand(const std::string& op, size_t input) {
       {"Einsum", {0, 1, 2}},
       {"Conv", {1, 2}},
       {"ConvTranspose", {1, 2}},
-      {"BatchNormalization", {1, 2}},
+      {"BatchNormApply", {2, 3}},
       {"LayerNormalization", {1, 2}},
       {"RMSNormalization", {1}},
       {"InstanceNormalization", {1, 2}},

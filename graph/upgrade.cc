@@ -95,8 +95,8 @@ void UpgradeContext::pass_through() {
 
 void UpgradeContext::bind_state(int state_input, ValueId new_value, const std::string& why) {
   Value& state = graph_.value(input(state_input));
-  if (state.producer != kNoNode) {
-    return;  // statistics computed in the graph are remembered by nobody
+  if (state.producer != kNoNode || state.constant.defined()) {
+    return;  // statistics that are computed or made up in the graph are remembered by nobody
   }
   state.kind = ValueKind::kState;
   state.why = why;
