@@ -33,6 +33,20 @@ ValueId GradientBuilder::output(int i) const {
   return node_ref().outputs.at(static_cast<size_t>(i));
 }
 
+ValueId GradientBuilder::saved_output(int i) {
+  const size_t index = static_cast<size_t>(i);
+  if (node_ref().outputs.at(index) == kNoValue) {
+    Value value;
+    value.name = graph_.unique_value_name(concat(node_ref().name, ".", i));
+    value.type = get_op(node_ref().op_type).infer_types(OpContext(graph_, node_ref())).at(index);
+    const ValueId id = graph_.add_value(std::move(value));
+    graph_.value(id).producer = forward_;
+    graph_.value(id).output_index = i;
+    graph_.node(forward_).outputs[index] = id;
+  }
+  return node_ref().outputs[index];
+}
+
 ValueId GradientBuilder::output_grad(int i) const {
   return output_grads_.at(static_cast<size_t>(i));
 }

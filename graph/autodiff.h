@@ -24,6 +24,9 @@ class GradientBuilder : public GraphBuilder {
   int num_outputs() const { return static_cast<int>(node_ref().outputs.size()); }
   ValueId input(int i) const;   // kNoValue when absent
   ValueId output(int i) const;
+  // Output i, brought into being when nobody wanted it so far: what a forward operator saves for its
+  // gradient (statistics) was dropped as dead code before.
+  ValueId saved_output(int i);
   Shape input_shape(int i) const { return shape(input(i)); }
   Shape output_shape(int i) const { return shape(output(i)); }
 

@@ -1,0 +1,48 @@
+// Draws of the random operators. The draw for an element is a function of (seed, step, stream of
+// the node, global sample, index of the element within the unsharded sample) and of nothing else:
+// micro-batches, ranks, threads and recompute cannot change it.
+//
+// Attributes: `rng_stream`; `batch_axis` (-1: the tensor belongs to no sample) and
+// `rows_per_sample` (the batch axis may enumerate rows of a sample, as in [batch * tokens,
+// features]); on a shard also `offsets` and `full_shape`, written by localize_random.
+#pragma once
+
+#include <functional>
+
+#include "graph/op_def.h"
+
+namespace trainrt {
+
+// rng_stream (from the node's stable name and ONNX's optional seed), batch_axis and
+// rows_per_sample.
+void set_random_attributes(Attributes& attributes,
+                           const std::string& node_name,
+                           double onnx_seed,
+                           int batch_axis);
+
+// Calls fn(begin, words, n): `words` are 4-byte uniform draws of the elements [begin, begin + n) of
+// the tensor of this shape. In parallel.
+void draw_words(KernelContext& op,
+                const Shape& shape,
+                const std::function<void(int64_t begin, const uint32_t* words, int64_t n)>& fn);
+
+// The same draws row by row (last dim), for kernels that make their tensor piece by piece.
+class RandomRows {
+ public:
+  RandomRows(const KernelContext& op, const Shape& shape);
+  // The room that draw() needs in `words` for the longest row.
+  static int64_t words_for(int64_t length) { return length + 128; }
+  // Draws elements [0, n) of a row; returns where they begin within `words`.
+  const uint32_t* draw(int64_t row, int64_t n, uint32_t* words) const;
+
+ private:
+  Shape shape_, offsets_, strides_;  // strides: of the whole tensor's samples
+  int batch_axis_ = -1;
+  int64_t rows_per_sample_ = 1;
+  uint64_t key_ = 0, first_sample_ = 0;
+};
+
+// LocalizeFn of a random operator whose dims are those of output 0, one factor each.
+Attributes localize_random(const OpContext& op, const FactorShard& shard);
+
+}  // namespace trainrt
