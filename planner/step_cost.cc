@@ -99,12 +99,30 @@ class StepPricer {
     check();
   }
 
+  std::vector<double> block_seconds(int device_type) {
+    const PricedProfile& prices = priced(device_type, 0, 0);
+    std::vector<double> by_class;
+    for (size_t i = 0; i < profile_.classes.size(); ++i) {
+      const PricedClass& p = prices.of_class(static_cast<int>(i));
+      const double again = layout_.recompute == RecomputeMode::kFull        ? p.forward.total()
+                           : layout_.recompute == RecomputeMode::kSelective ? p.selective.total()
+                                                                            : 0;
+      by_class.push_back(p.forward.total() + p.input_grad.total() + p.weight_grad.total() + again);
+    }
+    std::vector<double> seconds;
+    for (const int index : profile_.blocks) {
+      seconds.push_back(by_class[static_cast<size_t>(index)]);
+    }
+    return seconds;
+  }
+
   StepPrediction run() {
     StepPrediction result;
     result.stages = predict_memory(request_);
     std::map<std::vector<int>, bool> seen;  // data ranks alike are replayed once
     double pipeline = 0, bound = 0;
-    for (int data_rank = 0; data_rank < layout_.data; ++data_rank) {
+    const bool alike = request_.uniform && layout_.num_micro_batches.size() == 1;
+    for (int data_rank = 0; data_rank < (alike ? 1 : layout_.data); ++data_rank) {
       std::vector<int> key = {layout_.micro_batches(data_rank)};
       for (int stage = 0; stage < layout_.pipeline; ++stage) {
         key.push_back(slowest_type(stage, data_rank));
@@ -173,11 +191,24 @@ class StepPricer {
   }
 
   GroupLinks data_links(int stage) const {
+    const std::array<int, 3> key = {layout_.data, layout_.tensor, layout_.pipeline};
+    const bool cached = request_.cache != nullptr && request_.uniform && layout_.devices.empty();
+    if (cached) {
+      const auto found = request_.cache->data_links.find(key);
+      if (found != request_.cache->data_links.end()) {
+        return found->second;
+      }
+      stage = 0;
+    }
     std::vector<int> group;
     for (int d = 0; d < layout_.data; ++d) {
       group.push_back(layout_.device(rank_of(stage, d, 0)));
     }
-    return group_links(topology_, group, concurrent_groups(group));
+    const GroupLinks links = group_links(topology_, group, concurrent_groups(group));
+    if (cached) {
+      request_.cache->data_links.emplace(key, links);
+    }
+    return links;
   }
 
   // Groups of one kind that share the first device's host.
@@ -192,14 +223,15 @@ class StepPricer {
   }
 
   const PricedProfile& priced(int type_index, int stage, int data_rank) {
-    const auto found = priced_.find(type_index);
-    if (found != priced_.end()) {
+    const GroupLinks links = tensor_links(stage, data_rank);
+    auto& prices = request_.cache != nullptr ? request_.cache->profiles : own_prices_.profiles;
+    const auto key = std::make_tuple(&profile_, type_index, links.num_hosts);
+    const auto found = prices.find(key);
+    if (found != prices.end()) {
       return found->second;
     }
     const CostModel cost(topology_.types[static_cast<size_t>(type_index)], request_.precision);
-    return priced_
-        .emplace(type_index, PricedProfile(profile_, cost, tensor_links(stage, data_rank), engine_))
-        .first->second;
+    return prices.emplace(key, PricedProfile(profile_, cost, links, engine_)).first->second;
   }
 
   int last_block(size_t virtual_stage) const {
@@ -345,8 +377,7 @@ class StepPricer {
       result.seconds = result.bound;
       return result;
     }
-    const Schedule schedule =
-        make_schedule(layout_.schedule, layout_.pipeline, m, layout_.virtual_stages);
+    const Schedule& schedule = schedule_of(m);
     if (!single) {
       result.bound = lower_bound_any(schedule, input);
     }
@@ -371,6 +402,20 @@ class StepPricer {
       breakdown->bubble = replay.seconds - busy - transfer;
     }
     return result;
+  }
+
+  const Schedule& schedule_of(int m) {
+    auto& schedules = request_.cache != nullptr ? request_.cache->schedules : own_prices_.schedules;
+    const std::array<int, 4> key = {
+        static_cast<int>(layout_.schedule), layout_.pipeline, m, layout_.virtual_stages};
+    const auto found = schedules.find(key);
+    return found != schedules.end()
+               ? found->second
+               : schedules
+                     .emplace(key,
+                              make_schedule(
+                                  layout_.schedule, layout_.pipeline, m, layout_.virtual_stages))
+                     .first->second;
   }
 
   // What the gradient reduction may hide behind: the last micro-batch's backward of a rank.
@@ -465,10 +510,14 @@ class StepPricer {
   double slowdown_;
   double last_backward_ = 0;
   double after_gather_ = 0;
-  std::map<int, PricedProfile> priced_;
+  PriceCache own_prices_;
 };
 
 }  // namespace
+
+std::vector<double> block_seconds(const StepRequest& request, int device_type) {
+  return StepPricer(request).block_seconds(device_type);
+}
 
 StepPrediction predict_step(const StepRequest& request) {
   return StepPricer(request).run();

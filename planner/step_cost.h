@@ -3,8 +3,11 @@
 // share.
 #pragma once
 
+#include <array>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "parallel/memory_plan.h"
@@ -64,6 +67,14 @@ class PricedProfile {
   std::vector<PricedClass> classes_;
 };
 
+// What many predictions of one search have in common. Keys hold the profile's address: keep the
+// profiles alive and in place.
+struct PriceCache {
+  std::map<std::tuple<const ModelProfile*, int, int>, PricedProfile> profiles;
+  std::map<std::array<int, 3>, GroupLinks> data_links;  // of uniform topologies: (d, t, p)
+  std::map<std::array<int, 4>, Schedule> schedules;     // (kind, p, m, v)
+};
+
 struct StepBreakdown {
   double compute = 0;  // of the busiest data rank's mean stage
   double tensor_communication = 0;
@@ -101,7 +112,13 @@ struct StepRequest {
   std::string precision = "bf16";
   const Layout* layout = nullptr;
   bool bound_only = false;  // skip the replay: seconds = lower_bound
+  bool uniform = false;         // all devices and hosts are alike (Topology::is_uniform)
+  PriceCache* cache = nullptr;  // optional
 };
+
+// Seconds of each block on a device type, forward and backward with the layout's recompute
+// together; what stage cuts balance.
+std::vector<double> block_seconds(const StepRequest& request, int device_type);
 
 StepPrediction predict_step(const StepRequest& request);
 

@@ -100,7 +100,8 @@ std::vector<StageMemory> predict_memory(const StepRequest& request) {
     memory.peak_bytes = memory.breakdown.total();
     const int per_stage = layout.data * layout.tensor;
     int64_t least_room = 0;
-    for (int i = 0; i < per_stage; ++i) {  // the device with the least room decides
+    for (int i = 0; i < (request.uniform ? 1 : per_stage);
+         ++i) {  // the device with the least room decides
       const int device = layout.device(stage * per_stage + i);
       const int64_t capacity = request.topology->capacity_bytes(device);
       const int64_t reserved = request.topology->reserved_bytes(device);

@@ -1,0 +1,168 @@
+// Live values are counted along the forward nodes: a value is alive from its producer to its last
+// forward reader. Values that depend on no parameter (masks, positions) do not count: every stage
+// can have them. Two blocks are equal when their nodes read alike: same operators, attributes and
+// types, inputs that are the same earlier node of the block, the block's input, or a parameter or
+// constant of the same type. O(nodes + inputs).
+#include "planner/block_finder.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+#include "graph/autodiff.h"
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+namespace {
+
+// Attributes that name an instance and do not change what is computed.
+bool is_instance_attribute(const std::string& name) {
+  return name == "rng_stream";
+}
+
+std::string type_text(const TensorType& type) {
+  std::string text = dtype_name(type.dtype);
+  for (const int64_t size : type.shape) {
+    text += "," + std::to_string(size);
+  }
+  return text;
+}
+
+class Signature {
+ public:
+  Signature(const Graph& graph, const Block& block) : graph_(graph), block_(block) {}
+
+  std::string text() {
+    std::ostringstream out;
+    for (const NodeId id : block_.forward) {
+      const Node& node = graph_.node(id);
+      out << node.op_type << '{';
+      for (const auto& [name, value] : node.attributes) {
+        if (!is_instance_attribute(name)) {
+          out << name << '=' << attribute_string(value) << ';';
+        }
+      }
+      out << "}(";
+      for (const ValueId input : node.inputs) {
+        out << reference(input) << ' ';
+      }
+      out << ")->";
+      for (const ValueId output : node.outputs) {
+        if (output != kNoValue) {
+          number_.emplace(output, number_.size());
+          out << type_text(graph_.value(output).type) << ' ';
+        }
+      }
+    }
+    return out.str();
+  }
+
+ private:
+  std::string reference(ValueId input) {
+    if (input == kNoValue) {
+      return "-";
+    }
+    const auto found = number_.find(input);
+    if (found != number_.end()) {
+      return "%" + std::to_string(found->second);
+    }
+    const Value& value = graph_.value(input);
+    const std::string own = "#" + std::to_string(number_.size());
+    number_.emplace(input, number_.size());
+    return own + (input == block_.input ? "in" : value_kind_name(value.kind)) +
+           type_text(value.type);
+  }
+
+  const Graph& graph_;
+  const Block& block_;
+  std::map<ValueId, size_t> number_;
+};
+
+// Cuts forward nodes into blocks.
+std::vector<Block> cut_forward(const Graph& graph, const std::vector<bool>& trained) {
+  std::vector<NodeId> forward;
+  std::vector<int> last_reader(static_cast<size_t>(graph.num_values()), -1);
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    const Node& node = graph.node(id);
+    if (node.region != Region::kForward) {
+      continue;
+    }
+    for (const ValueId input : node.inputs) {
+      if (input != kNoValue) {
+        last_reader[static_cast<size_t>(input)] = static_cast<int>(forward.size());
+      }
+    }
+    forward.push_back(id);
+  }
+  std::vector<Block> blocks(1);
+  std::map<ValueId, int> alive;  // value -> last reader
+  for (int i = 0; i < static_cast<int>(forward.size()); ++i) {
+    const NodeId id = forward[static_cast<size_t>(i)];
+    blocks.back().forward.push_back(id);
+    for (const ValueId output : graph.node(id).outputs) {
+      if (output != kNoValue && trained[static_cast<size_t>(output)] &&
+          last_reader[static_cast<size_t>(output)] > i) {
+        alive[output] = last_reader[static_cast<size_t>(output)];
+      }
+    }
+    std::erase_if(alive, [i](const auto& entry) { return entry.second <= i; });
+    if (alive.size() == 1 && i + 1 < static_cast<int>(forward.size())) {
+      blocks.back().output = alive.begin()->first;
+      blocks.emplace_back();
+      blocks.back().input = alive.begin()->first;
+    }
+  }
+  return blocks;
+}
+
+// Backward nodes go where their forward node is; sums of gradients and accumulations, which have
+// none, where their first gradient input was made.
+void assign_backward(const Graph& graph, std::vector<Block>* blocks) {
+  std::vector<int> block_of(static_cast<size_t>(graph.num_nodes()), -1);
+  for (size_t b = 0; b < blocks->size(); ++b) {
+    for (const NodeId id : (*blocks)[b].forward) {
+      block_of[static_cast<size_t>(id)] = static_cast<int>(b);
+    }
+  }
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    const Node& node = graph.node(id);
+    if (node.region != Region::kBackward) {
+      continue;
+    }
+    int block =
+        node.forward_node == kNoNode ? -1 : block_of[static_cast<size_t>(node.forward_node)];
+    for (size_t i = 0; block < 0 && i < node.inputs.size(); ++i) {
+      const ValueId input = node.inputs[i];
+      const NodeId producer = input == kNoValue ? kNoNode : graph.value(input).producer;
+      if (producer != kNoNode) {
+        block = block_of[static_cast<size_t>(producer)];
+      }
+    }
+    block = block < 0 ? static_cast<int>(blocks->size()) - 1 : block;
+    block_of[static_cast<size_t>(id)] = block;
+    (*blocks)[static_cast<size_t>(block)].backward.push_back(id);
+  }
+}
+
+}  // namespace
+
+BlockList find_blocks(const Graph& graph) {
+  BlockList list;
+  list.trained = depends_on(graph, graph.values_of_kind(ValueKind::kParameter));
+  list.blocks = cut_forward(graph, list.trained);
+  assign_backward(graph, &list.blocks);
+  std::map<std::string, int> classes;
+  for (size_t b = 0; b < list.blocks.size(); ++b) {
+    const std::string text = Signature(graph, list.blocks[b]).text();
+    const auto [entry, is_new] = classes.emplace(text, list.num_classes);
+    if (is_new) {
+      list.representative.push_back(static_cast<int>(b));
+      ++list.num_classes;
+    }
+    list.blocks[b].block_class = entry->second;
+  }
+  return list;
+}
+
+}  // namespace trainrt

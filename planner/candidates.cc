@@ -1,0 +1,186 @@
+#include "planner/candidates.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+namespace {
+
+bool matches(const std::optional<int>& pin, int value) {
+  return !pin.has_value() || *pin == value;
+}
+
+std::vector<int> divisors(int n) {
+  std::vector<int> found;
+  for (int i = 1; i <= n; ++i) {
+    if (n % i == 0) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
+// Tensor groups stay within a host: the smallest host's size bounds them, unless pinned.
+int largest_tensor_degree(const PlanRequest& request) {
+  size_t least = request.topology.hosts[0].devices.size();
+  for (const Host& host : request.topology.hosts) {
+    least = std::min(least, host.devices.size());
+  }
+  return request.pins.tensor.value_or(static_cast<int>(least));
+}
+
+std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num_blocks) {
+  std::vector<Degrees> found;
+  for (const int t : divisors(devices)) {
+    if (t > largest_tensor_degree(request) || !matches(request.pins.tensor, t)) {
+      continue;
+    }
+    for (const int p : divisors(devices / t)) {
+      const int d = devices / t / p;
+      if (p <= num_blocks && d <= request.global_batch && matches(request.pins.pipeline, p) &&
+          matches(request.pins.data, d)) {
+        found.push_back({d, t, p});
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_blocks) {
+  const int all = request.topology.num_devices();
+  std::vector<Degrees> found = degrees_of(request, all, num_blocks);
+  const bool fewer = request.objective == Objective::kDevices ||
+                     request.objective == Objective::kCost ||
+                     request.objective == Objective::kMemory;
+  for (int devices = all - 1; devices >= 1; --devices) {
+    // Speed: only the largest number that has any plan. Else halvings, which span the range.
+    const bool wanted = fewer ? all % devices == 0 : found.empty();
+    if (!wanted) {
+      continue;
+    }
+    const std::vector<Degrees> more = degrees_of(request, devices, num_blocks);
+    found.insert(found.end(), more.begin(), more.end());
+  }
+  return found;
+}
+
+std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t samples) {
+  if (request.pins.micro_batch.has_value()) {
+    return {std::min(*request.pins.micro_batch, request.global_batch)};
+  }
+  std::set<int64_t> sizes;
+  for (int64_t b = 1; b < samples && b <= request.largest_micro_batch; b *= 2) {
+    sizes.insert(b);
+  }
+  sizes.insert(std::min(samples, request.largest_micro_batch));
+  return {sizes.begin(), sizes.end()};
+}
+
+std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
+                                                      const Degrees& degrees) {
+  std::vector<std::vector<int>> orders = {{}};
+  const int world = degrees.data * degrees.tensor * degrees.pipeline;
+  std::vector<int> plain(static_cast<size_t>(topology.num_devices()));
+  std::iota(plain.begin(), plain.end(), 0);
+  std::set<std::vector<int>> seen = {{plain.begin(), plain.begin() + world}};
+  std::vector<std::vector<int>> lines = {plain};
+  if (topology.types.size() > 1) {
+    for (const bool fast_first : {true, false}) {
+      std::vector<int> sorted = plain;
+      std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) {
+        const DeviceType& x = topology.type_of(a);
+        const DeviceType& y = topology.type_of(b);
+        const double rx = x.memory_bandwidth * x.speed, ry = y.memory_bandwidth * y.speed;
+        return fast_first ? rx > ry : rx < ry;
+      });
+      lines.push_back(std::move(sorted));
+    }
+  }
+  const int d = degrees.data, t = degrees.tensor, p = degrees.pipeline;
+  for (const std::vector<int>& line : lines) {
+    for (const bool data_major : {false, true}) {
+      if (data_major && (d == 1 || p == 1)) {
+        continue;
+      }
+      std::vector<int> order;
+      for (int stage = 0; stage < p; ++stage) {
+        for (int data_rank = 0; data_rank < d; ++data_rank) {
+          for (int i = 0; i < t; ++i) {
+            const int at =
+                data_major ? (data_rank * p + stage) * t + i : (stage * d + data_rank) * t + i;
+            order.push_back(line[static_cast<size_t>(at)]);
+          }
+        }
+      }
+      if (seen.insert(order).second) {
+        orders.push_back(std::move(order));
+      }
+    }
+  }
+  return orders;
+}
+
+void check_pins(const PlanRequest& request) {
+  const PlanPins& pins = request.pins;
+  const int devices = request.topology.num_devices();
+  TRAINRT_REQUIRE(devices > 0, kInvalidArgument, "the cluster has no devices");
+  TRAINRT_REQUIRE(request.global_batch > 0, kInvalidArgument, "--batch-size must be above zero");
+  const std::pair<const char*, std::optional<int>> degrees[] = {
+      {"--dp", pins.data},
+      {"--tp", pins.tensor},
+      {"--pp", pins.pipeline},
+      {"--virtual-stages", pins.virtual_stages}};
+  int64_t product = 1;
+  for (const auto& [name, pin] : degrees) {
+    TRAINRT_REQUIRE(!pin.has_value() || *pin >= 1,
+                    kInvalidArgument,
+                    name,
+                    " must be at least 1, got ",
+                    pin.value_or(0));
+    if (std::string(name) != "--virtual-stages") {
+      product *= pin.value_or(1);
+    }
+  }
+  TRAINRT_REQUIRE(product <= devices,
+                  kInvalidArgument,
+                  "--dp * --tp * --pp = ",
+                  product,
+                  " ranks are pinned, and the cluster has ",
+                  devices,
+                  " devices: lower a degree or give a larger --cluster");
+  TRAINRT_REQUIRE(!pins.zero_stage.has_value() || (*pins.zero_stage >= 0 && *pins.zero_stage <= 3),
+                  kInvalidArgument,
+                  "--zero must be 0, 1, 2 or 3");
+  TRAINRT_REQUIRE(!pins.data.has_value() || *pins.data <= request.global_batch,
+                  kInvalidArgument,
+                  "--dp ",
+                  pins.data.value_or(0),
+                  " leaves data ranks without a sample of the batch of ",
+                  request.global_batch);
+  const int v = pins.virtual_stages.value_or(1);
+  TRAINRT_REQUIRE(
+      v == 1 || !pins.schedule.has_value() || *pins.schedule == ScheduleKind::kInterleaved,
+      kInvalidArgument,
+      "--virtual-stages ",
+      v,
+      " needs --schedule interleaved, not ",
+      schedule_name(pins.schedule.value_or(ScheduleKind::k1F1B)));
+  TRAINRT_REQUIRE(pins.shares.empty() || !pins.data.has_value() ||
+                      static_cast<int>(pins.shares.size()) == *pins.data,
+                  kInvalidArgument,
+                  "--shares has ",
+                  pins.shares.size(),
+                  " entries for --dp ",
+                  pins.data.value_or(0));
+  TRAINRT_REQUIRE(!pins.sequence_parallel.value_or(false) || pins.tensor.value_or(2) > 1,
+                  kInvalidArgument,
+                  "--sequence-parallel needs --tp of 2 or more");
+}
+
+}  // namespace trainrt

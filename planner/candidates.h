@@ -1,0 +1,29 @@
+// The points of the search: degrees, schedules and device orders that the model, cluster and pins
+// allow, before anything is priced.
+#pragma once
+
+#include <vector>
+
+#include "planner/planner.h"
+
+namespace trainrt {
+
+// Degrees with devices left idle are offered only where nothing uses them all, or for other
+// objectives than speed.
+struct Degrees {
+  int data = 1, tensor = 1, pipeline = 1;
+};
+std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_blocks);
+
+// Micro-batch sizes for `samples` per data rank.
+std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t samples);
+
+// Orders of devices along the ranks; the first is the plain one (empty). Several for mixed
+// clusters: types along the pipeline, fast first or slow first, or along the data ranks.
+std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
+                                                      const Degrees& degrees);
+
+// Throws kInvalidArgument when pins contradict each other or the cluster.
+void check_pins(const PlanRequest& request);
+
+}  // namespace trainrt

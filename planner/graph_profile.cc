@@ -1,0 +1,358 @@
+// Kernels: each node's cost at the types one tensor rank sees. The forward's factors come from the
+// sharding search; a backward node is split along the factor by which its largest split input is.
+// Stash: what a backward node reads of its block's forward values. Selective recompute runs the
+// cheap (memory-bound) nodes again and keeps what they read instead; full keeps the block's input
+// alone. A backward node that no earlier block's gradient waits for belongs to the weight gradient.
+#include "planner/graph_profile.h"
+
+#include <algorithm>
+#include <set>
+
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+namespace {
+
+class Profiler {
+ public:
+  explicit Profiler(const GraphProfileRequest& request)
+      : request_(request),
+        graph_(request.graph->graph),
+        blocks_(*request.blocks),
+        scale_(request.float_bytes / 4) {
+    find_awaited();
+  }
+
+  GraphProfile run() {
+    GraphProfile result;
+    ModelProfile& profile = result.profile;
+    profile.micro_batch = request_.micro_batch;
+    profile.tensor_parallel = request_.tensor_parallel;
+    profile.sequence_parallel = request_.sequence_parallel && request_.tensor_parallel > 1;
+    profile.scattered_transfers = profile.sequence_parallel;
+    std::vector<BlockSharding> shardings;
+    for (const int index : blocks_.representative) {
+      const Block& block = blocks_.blocks[static_cast<size_t>(index)];
+      const ShardingRequest search{&graph_,
+                                   &blocks_,
+                                   request_.cost,
+                                   request_.tensor_group,
+                                   request_.tensor_parallel,
+                                   profile.sequence_parallel};
+      shardings.push_back(search_sharding(search, block));
+      profile.classes.push_back(block_class(block, shardings.back()));
+    }
+    int last = 0;
+    std::set<ValueId> seen;
+    for (const Block& block : blocks_.blocks) {
+      profile.blocks.push_back(block.block_class);
+      for (const NodeId id : block.forward) {
+        last = std::max(last, graph_.node(id).source_index);
+      }
+      result.last_source.push_back(last);
+      copy_placements(block, shardings[static_cast<size_t>(block.block_class)], &result);
+    }
+    find_shared(&profile);
+    totals(&result);
+    return result;
+  }
+
+ private:
+  // Backward nodes that the gradient of an earlier block waits for.
+  void find_awaited() {
+    awaited_.assign(static_cast<size_t>(graph_.num_nodes()), false);
+    std::vector<int> block_of(static_cast<size_t>(graph_.num_nodes()), -1);
+    for (size_t b = 0; b < blocks_.blocks.size(); ++b) {
+      for (const NodeId id : blocks_.blocks[b].backward) {
+        block_of[static_cast<size_t>(id)] = static_cast<int>(b);
+      }
+    }
+    for (NodeId id = graph_.num_nodes() - 1; id >= 0; --id) {
+      const Node& node = graph_.node(id);
+      if (node.region != Region::kBackward) {
+        continue;
+      }
+      for (const ValueId input : node.inputs) {
+        const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
+        if (producer == kNoNode || block_of[static_cast<size_t>(producer)] < 0) {
+          continue;
+        }
+        if (awaited_[static_cast<size_t>(id)] ||
+            block_of[static_cast<size_t>(id)] < block_of[static_cast<size_t>(producer)]) {
+          awaited_[static_cast<size_t>(producer)] = true;
+        }
+      }
+    }
+  }
+
+  double bytes(ValueId id, const BlockSharding& sharding) const {
+    const Value& value = graph_.value(id);
+    double size = static_cast<double>(value.type.bytes());
+    size *= value.type.dtype == DType::kFloat32 ? scale_ : 1;
+    const auto found = sharding.placements.find(id);
+    const bool split =
+        found != sharding.placements.end() && found->second.kind == Placement::Kind::kShard;
+    return split ? size / request_.tensor_parallel : size;
+  }
+
+  Cost scaled(Cost cost) const {
+    cost.bytes *= scale_;
+    return cost;
+  }
+
+  Cost node_cost(const Node& node, int factor) const {
+    const OpDef& op = get_op(node.op_type);
+    if (request_.tensor_parallel == 1 || factor < 0) {
+      return scaled(op.cost(OpContext(graph_, node)));
+    }
+    const ShardingRule rule = op.sharding(OpContext(graph_, node));
+    return scaled(op.cost(local_context(graph_, node, rule, factor, request_.tensor_parallel)));
+  }
+
+  static bool is_fused_attention(const Node& node) {
+    return node.op_type.find("Attention") != std::string::npos;
+  }
+
+  void emit(const Node& node, int factor, PhaseProfile* phase) const {
+    Cost cost = node_cost(node, factor);
+    if (cost.bytes > 0 || cost.flops > 0 || !cost.matmuls.empty()) {
+      phase->kernel(std::move(cost), is_fused_attention(node));
+    }
+  }
+
+  // The factor by which the largest split input of a backward node is split.
+  int backward_factor(const Node& node,
+                      const std::map<ValueId, Placement>& placements,
+                      ShardingRule* rule) const {
+    *rule = get_op(node.op_type).sharding(OpContext(graph_, node));
+    int best = -1;
+    int64_t most = 0;
+    for (size_t i = 0; i < node.inputs.size() && i < rule->inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      const auto found = id == kNoValue ? placements.end() : placements.find(id);
+      if (found == placements.end() || found->second.kind != Placement::Kind::kShard) {
+        continue;
+      }
+      const auto dim = static_cast<size_t>(found->second.dim);
+      if (dim >= rule->inputs[i].size() || rule->inputs[i][dim].empty()) {
+        continue;
+      }
+      const int factor = rule->inputs[i][dim][0];
+      const Factor& f = rule->factors[static_cast<size_t>(factor)];
+      const bool splits = f.kind != FactorKind::kWhole && f.size % request_.tensor_parallel == 0;
+      if (splits && graph_.value(id).type.bytes() > most) {
+        best = factor;
+        most = graph_.value(id).type.bytes();
+      }
+    }
+    return best;
+  }
+
+  void backward(const Block& block, const BlockSharding& sharding, BlockClass* result) const {
+    std::map<ValueId, Placement> placements = sharding.placements;
+    for (const NodeId id : block.backward) {
+      const Node& node = graph_.node(id);
+      ShardingRule rule;
+      int factor = -1;
+      if (request_.tensor_parallel > 1) {
+        factor = backward_factor(node, placements, &rule);
+        for (size_t o = 0; factor >= 0 && o < node.outputs.size() && o < rule.outputs.size(); ++o) {
+          for (size_t d = 0; d < rule.outputs[o].size(); ++d) {
+            if (!rule.outputs[o][d].empty() && rule.outputs[o][d][0] == factor) {
+              placements[node.outputs[o]] = Placement::shard(static_cast<int>(d));
+            }
+          }
+        }
+      }
+      emit(node,
+           factor,
+           awaited_[static_cast<size_t>(id)] ? &result->input_grad : &result->weight_grad);
+    }
+    result->input_grad.collectives.insert(
+        result->input_grad.collectives.end(), sharding.backward.begin(), sharding.backward.end());
+  }
+
+  BlockClass block_class(const Block& block, const BlockSharding& sharding) {
+    BlockClass result;
+    result.name = graph_.node(block.forward.front()).name;
+    for (const NodeId id : block.forward) {
+      const auto found = sharding.factor.find(id);
+      emit(graph_.node(id), found == sharding.factor.end() ? -1 : found->second, &result.forward);
+    }
+    result.forward.collectives = sharding.forward;
+    for (TensorCollective& c : result.forward.collectives) {
+      c.bytes *= scale_;
+    }
+    backward(block, sharding, &result);
+    for (TensorCollective& c : result.input_grad.collectives) {
+      c.bytes *= scale_;
+    }
+    std::set<ValueId> seen;
+    for (const NodeId id : block.forward) {
+      for (const ValueId input : graph_.node(id).inputs) {
+        if (input != kNoValue && graph_.value(input).kind == ValueKind::kParameter &&
+            seen.insert(input).second) {
+          const double size = static_cast<double>(num_elements(graph_.value(input).type.shape));
+          const auto found = sharding.placements.find(input);
+          const bool split =
+              found != sharding.placements.end() && found->second.kind == Placement::Kind::kShard;
+          result.parameters += split ? size / request_.tensor_parallel : size;
+        }
+      }
+    }
+    stash(block, sharding, &result);
+    if (block.output != kNoValue) {
+      result.output_bytes = bytes(block.output, {});
+    }
+    return result;
+  }
+
+  void stash(const Block& block, const BlockSharding& sharding, BlockClass* result) const {
+    std::set<NodeId> own(block.forward.begin(), block.forward.end());
+    std::set<ValueId> kept, again;
+    std::set<NodeId> rerun;
+    double most = 0;
+    for (const NodeId id : block.backward) {
+      double alive = 0;
+      for (const ValueId input : graph_.node(id).inputs) {
+        if (input == kNoValue) {
+          continue;
+        }
+        alive += bytes(input, sharding);
+        if (is_activation(input, block, own)) {
+          kept.insert(input);
+          keep(input, block, own, &again, &rerun);
+        }
+      }
+      for (const ValueId output : graph_.node(id).outputs) {
+        alive += output == kNoValue ? 0 : bytes(output, sharding);
+      }
+      most = std::max(most, alive);
+    }
+    for (const ValueId id : kept) {
+      result->stash_bytes[0] += bytes(id, sharding);
+    }
+    for (const ValueId id : again) {
+      result->stash_bytes[1] += bytes(id, sharding);
+    }
+    result->stash_bytes[2] = block.input == kNoValue ? 0 : bytes(block.input, sharding);
+    result->transient_bytes = most;
+    for (const NodeId id : block.forward) {
+      if (rerun.count(id) != 0) {
+        const auto found = sharding.factor.find(id);
+        emit(graph_.node(id),
+             found == sharding.factor.end() ? -1 : found->second,
+             &result->selective);
+      }
+    }
+  }
+
+  bool is_activation(ValueId id, const Block& block, const std::set<NodeId>& own) const {
+    const Value& value = graph_.value(id);
+    if (value.kind == ValueKind::kInput) {
+      return false;  // the data of the micro-batch is held by the loader
+    }
+    return value.kind == ValueKind::kIntermediate &&
+           (id == block.input || own.count(value.producer) != 0);
+  }
+
+  // Under selective recompute: `id` is kept, or made again from what is.
+  void keep(ValueId id,
+            const Block& block,
+            const std::set<NodeId>& own,
+            std::set<ValueId>* kept,
+            std::set<NodeId>* rerun) const {
+    if (!is_activation(id, block, own)) {
+      return;
+    }
+    const NodeId producer = graph_.value(id).producer;
+    const bool cheap =
+        id != block.input && producer != kNoNode && get_op(graph_.node(producer).op_type).cheap;
+    if (!cheap) {
+      kept->insert(id);
+      return;
+    }
+    if (!rerun->insert(producer).second) {
+      return;
+    }
+    for (const ValueId input : graph_.node(producer).inputs) {
+      if (input != kNoValue) {
+        keep(input, block, own, kept, rerun);
+      }
+    }
+  }
+
+  void copy_placements(const Block& block, const BlockSharding& sharding, GraphProfile* out) const {
+    // The class's representative names its own tensors; block k's nodes correspond one to one.
+    const Block& first = blocks_.blocks[static_cast<size_t>(
+        blocks_.representative[static_cast<size_t>(block.block_class)])];
+    for (size_t i = 0; i < block.forward.size(); ++i) {
+      const Node& own = graph_.node(block.forward[i]);
+      const Node& model = graph_.node(first.forward[i]);
+      for (size_t k = 0; k < own.inputs.size(); ++k) {
+        const auto found = own.inputs[k] == kNoValue ? sharding.placements.end()
+                                                     : sharding.placements.find(model.inputs[k]);
+        if (found != sharding.placements.end() && found->second.kind == Placement::Kind::kShard &&
+            graph_.value(own.inputs[k]).kind == ValueKind::kParameter) {
+          out->placements[graph_.value(own.inputs[k]).name] = found->second;
+        }
+      }
+    }
+  }
+
+  // Parameters that a later block reads again (tied heads).
+  void find_shared(ModelProfile* profile) const {
+    std::map<ValueId, int> first_block;
+    for (size_t b = 0; b < blocks_.blocks.size(); ++b) {
+      double shared = 0;
+      std::set<ValueId> seen;
+      for (const NodeId id : blocks_.blocks[b].forward) {
+        for (const ValueId input : graph_.node(id).inputs) {
+          if (input == kNoValue || graph_.value(input).kind != ValueKind::kParameter ||
+              !seen.insert(input).second) {
+            continue;
+          }
+          const auto [entry, is_new] = first_block.emplace(input, static_cast<int>(b));
+          if (!is_new && entry->second != static_cast<int>(b)) {
+            shared += static_cast<double>(num_elements(graph_.value(input).type.shape));
+          }
+        }
+      }
+      BlockClass& own = profile->classes[static_cast<size_t>(profile->blocks[b])];
+      own.shared_parameters = std::max(own.shared_parameters, std::min(shared, own.parameters));
+    }
+  }
+
+  void totals(GraphProfile* result) const {
+    double optimizer = 0, flops = 0;
+    for (const Value& value : graph_.values()) {
+      if (value.kind == ValueKind::kParameter) {
+        result->parameters += static_cast<double>(num_elements(value.type.shape));
+      } else if (value.kind == ValueKind::kOptimizerState) {
+        optimizer += static_cast<double>(value.type.bytes());
+      }
+    }
+    result->optimizer_bytes = result->parameters > 0 ? optimizer / result->parameters : 0;
+    for (const Node& node : graph_.nodes()) {
+      if (node.region == Region::kForward) {
+        flops += get_op(node.op_type).cost(OpContext(graph_, node)).matmul_flops();
+      }
+    }
+    result->profile.model_flops_per_sample = 3 * flops / static_cast<double>(request_.micro_batch);
+  }
+
+  const GraphProfileRequest& request_;
+  const Graph& graph_;
+  const BlockList& blocks_;
+  double scale_;
+  std::vector<bool> awaited_;
+};
+
+}  // namespace
+
+GraphProfile graph_profile(const GraphProfileRequest& request) {
+  return Profiler(request).run();
+}
+
+}  // namespace trainrt

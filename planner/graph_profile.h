@@ -1,0 +1,41 @@
+// A training graph -> the profile the search works on: blocks with kernels, bytes and collectives
+// of one tensor rank, priced from the operators' own cost and sharding rules.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graph/training_graph.h"
+#include "planner/engine.h"
+#include "planner/model_profile.h"
+#include "planner/sharding_search.h"
+
+namespace trainrt {
+
+struct GraphProfileRequest {
+  const TrainingGraph* graph = nullptr;
+  const BlockList* blocks = nullptr;  // of the same graph
+  const CostModel* cost = nullptr;    // of the devices the sharding is chosen for
+  const GroupLinks* tensor_group = nullptr;
+  int64_t micro_batch = 1;
+  int tensor_parallel = 1;
+  bool sequence_parallel = false;
+  // Bytes of a float element where the graph holds float32: 4, or 2 when 16-bit numbers stand for
+  // it outside the update.
+  double float_bytes = 4;
+};
+
+struct GraphProfile {
+  ModelProfile profile;
+  // Source index of the last forward node of each block: where a plan may cut.
+  std::vector<int> last_source;
+  // Tensors that are split over the tensor group, by name.
+  std::map<std::string, Placement> placements;
+  double parameters = 0;       // elements of the whole model
+  double optimizer_bytes = 0;  // per parameter element
+};
+
+GraphProfile graph_profile(const GraphProfileRequest& request);
+
+}  // namespace trainrt

@@ -1,0 +1,40 @@
+// Which loop of each operator is split over the tensor group: the placement of every tensor of a
+// block, found from the operators' sharding rules alone, so that any graph has one.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "graph/op_def.h"
+#include "parallel/plan.h"
+#include "planner/block_finder.h"
+#include "planner/cost_model.h"
+#include "planner/model_profile.h"
+
+namespace trainrt {
+
+struct BlockSharding {
+  std::map<NodeId, int> factor;             // of the operator's rule; -1: not split
+  std::map<ValueId, Placement> placements;  // of values and parameters; absent: replicate
+  std::vector<TensorCollective> forward;    // collectives in forward and in backward
+  std::vector<TensorCollective> backward;
+};
+
+struct ShardingRequest {
+  const Graph* graph = nullptr;
+  const BlockList* blocks = nullptr;
+  const CostModel* cost = nullptr;
+  const GroupLinks* group = nullptr;
+  int degree = 1;
+  bool sequence_parallel = false;
+};
+
+// Least time by beam search over the block's nodes; block borders are replicated, or split along
+// dim 1 (the sequence) under sequence parallelism.
+BlockSharding search_sharding(const ShardingRequest& request, const Block& block);
+
+// The operator's types on one rank when `factor` is split `degree` ways.
+OpContext local_context(
+    const Graph& graph, const Node& node, const ShardingRule& rule, int factor, int degree);
+
+}  // namespace trainrt

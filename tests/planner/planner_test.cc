@@ -1,0 +1,237 @@
+// The search on a layered model: what it finds, what it respects, what it says when nothing fits.
+#include "planner/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "graph/base/error.h"
+#include "parallel/cluster_file.h"
+#include "planner/shares.h"
+#include "planner/stage_partition.h"
+#include "tests/support/layered_model.h"
+
+namespace trainrt {
+namespace {
+
+PlanRequest request_for(const Topology& topology, int64_t batch, int layers, int64_t hidden) {
+  PlanRequest request;
+  request.graph = [layers, hidden](int64_t micro_batch) {
+    return testing::layered_model(micro_batch, layers, 512, hidden, 4 * hidden, 1024);
+  };
+  request.topology = topology;
+  request.global_batch = batch;
+  request.precision = "bf16";
+  return request;
+}
+
+TEST(BlockFinderTest, RepeatedLayersAreOneClass) {
+  const TrainingGraph graph = testing::layered_model(2, 6, 16, 32, 64, 8);
+  const BlockList list = find_blocks(graph.graph);
+  int most = 0;
+  std::map<int, int> count;
+  size_t backward = 0;
+  for (const Block& block : list.blocks) {
+    most = std::max(most, ++count[block.block_class]);
+    backward += block.backward.size();
+  }
+  EXPECT_GE(most, 5);  // the first layer reads the input, which has no gradient
+  // More layers, no more classes.
+  EXPECT_EQ(list.num_classes,
+            find_blocks(testing::layered_model(2, 12, 16, 32, 64, 8).graph).num_classes);
+  size_t expected = 0;
+  for (const Node& node : graph.graph.nodes()) {
+    expected += node.region == Region::kBackward ? 1 : 0;
+  }
+  EXPECT_EQ(backward, expected);
+}
+
+// Column then row: the first product split by its outputs, the second by its inputs, one all-reduce
+// forward and one backward. Nobody told the search.
+TEST(ShardingSearchTest, FindsTheColumnRowPair) {
+  const TrainingGraph graph = testing::layered_model(4, 4, 1024, 4096, 16384, 1024);
+  const BlockList blocks = find_blocks(graph.graph);
+  const Topology topology = make_preset("dgx-a100");
+  const CostModel cost(topology.type_of(0), "bf16");
+  const GroupLinks group = group_links(topology, {0, 1, 2, 3}, 1);
+  GraphProfileRequest request{&graph, &blocks, &cost, &group, 4, 4, false, 2};
+  const GraphProfile profile = graph_profile(request);
+  EXPECT_EQ(profile.placements.at("layer1.up"), Placement::shard(1));
+  EXPECT_EQ(profile.placements.at("layer1.down"), Placement::shard(0));
+  bool found = false;
+  for (const BlockClass& block : profile.profile.classes) {
+    if (block.name == graph.graph.node(blocks.blocks[2].forward[0]).name ||
+        block.parameters == 2.0 * 4096 * 16384 / 4) {
+      EXPECT_EQ(block.forward.collectives.size(), 1u);
+      EXPECT_EQ(block.forward.collectives[0].kind, Collective::kAllReduce);
+      found = true;
+    }
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST(PlannerTest, UsesAllDevicesAndAddsUp) {
+  const PlanRequest request = request_for(make_preset("dgx-a100:2"), 64, 8, 2048);
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_EQ(result.plan.world_size(), 16);
+  EXPECT_EQ(result.plan.devices.size(), 16u);
+  int64_t samples = 0;
+  for (const DataShare& share : result.plan.shares) {
+    samples += share.num_samples;
+  }
+  EXPECT_EQ(samples, 64);
+  EXPECT_LE(result.lower_bound, result.chosen.prediction.seconds * (1 + 1e-12));
+  EXPECT_EQ(result.plan.stages.front().first_node, 0);
+  EXPECT_EQ(result.plan.stages.back().last_node, 8 * 4);
+  EXPECT_EQ(plan_to_json(plan_from_json(plan_to_json(result.plan))), plan_to_json(result.plan));
+  for (const Candidate& other : result.alternatives) {
+    EXPECT_FALSE(other.rejected_because.empty());
+  }
+}
+
+TEST(PlannerTest, PinsAreRespected) {
+  PlanRequest request = request_for(make_preset("dgx-a100"), 32, 8, 1024);
+  request.pins.tensor = 2;
+  request.pins.pipeline = 2;
+  request.pins.schedule = ScheduleKind::kGPipe;
+  request.pins.recompute = RecomputeMode::kFull;
+  request.pins.micro_batch = 4;
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_EQ(result.plan.tensor_parallel, 2);
+  EXPECT_EQ(result.plan.pipeline_parallel, 2);
+  EXPECT_EQ(result.plan.data_parallel, 2);
+  EXPECT_EQ(result.plan.schedule, ScheduleKind::kGPipe);
+  EXPECT_EQ(result.plan.stages[0].recompute, RecomputeMode::kFull);
+  EXPECT_EQ(result.plan.micro_batch_size, 4);
+}
+
+TEST(PlannerTest, ContradictingPinsAreRefused) {
+  PlanRequest request = request_for(make_preset("dgx-a100"), 32, 4, 256);
+  request.pins.tensor = 4;
+  request.pins.pipeline = 4;
+  EXPECT_THROW(make_plan(request), Error);
+  request.pins = {};
+  request.pins.virtual_stages = 2;
+  request.pins.schedule = ScheduleKind::kGPipe;
+  EXPECT_THROW(make_plan(request), Error);
+  request.pins = {};
+  request.pins.data = 64;
+  EXPECT_THROW(make_plan(request), Error);
+}
+
+TEST(PlannerTest, SaysHowManyBytesAreMissingAndWhatWouldHelp) {
+  PlanRequest request = request_for(make_preset("t4"), 8, 16, 8192);
+  request.precision = "fp16";
+  const PlanResult result = make_plan(request);
+  ASSERT_FALSE(result.feasible);
+  EXPECT_GT(result.missing_bytes, 0);
+  EXPECT_FALSE(result.remedies.empty());
+}
+
+// A card at half speed gets about half the samples of a full one.
+TEST(PlannerTest, SharesFollowTheSpeed) {
+  const Topology topology = parse_cluster(
+      "hosts: [{devices: [{count: 1, type: rtx-4090, speed: 0.5}, {count: 2, type: rtx-4090}]}]",
+      "c.yaml");
+  PlanRequest request = request_for(topology, 40, 4, 1024);
+  request.pins.data = 3;
+  request.pins.micro_batch = 1;
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  ASSERT_EQ(result.plan.shares.size(), 3u);
+  for (const DataShare& share : result.plan.shares) {
+    const std::string& device = result.plan.devices[static_cast<size_t>(share.data_rank)].device;
+    EXPECT_EQ(share.num_samples, device == "cuda:0" ? 8 : 16) << device;
+  }
+}
+
+// Greedy against all ways to spread a few micro-batches.
+TEST(SharesTest, AreOptimal) {
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> time(0.2, 3);
+  for (int round = 0; round < 300; ++round) {
+    const int n = 1 + static_cast<int>(random() % 4), total = static_cast<int>(random() % 9);
+    std::vector<double> seconds;
+    for (int i = 0; i < n; ++i) {
+      seconds.push_back(time(random));
+    }
+    std::vector<int> counts(static_cast<size_t>(n), 0);
+    double best = 1e300;
+    const std::function<void(int, int)> all = [&](int at, int left) {
+      if (at == n - 1) {
+        counts[static_cast<size_t>(at)] = left;
+        double worst = 0;
+        for (int i = 0; i < n; ++i) {
+          worst = std::max(worst, counts[static_cast<size_t>(i)] * seconds[static_cast<size_t>(i)]);
+        }
+        best = std::min(best, worst);
+        return;
+      }
+      for (int k = 0; k <= left; ++k) {
+        counts[static_cast<size_t>(at)] = k;
+        all(at + 1, left - k);
+      }
+    };
+    all(0, total);
+    const std::vector<int> spread = spread_micro_batches(total, seconds, {});
+    double worst = 0;
+    int sum = 0;
+    for (int i = 0; i < n; ++i) {
+      worst = std::max(worst, spread[static_cast<size_t>(i)] * seconds[static_cast<size_t>(i)]);
+      sum += spread[static_cast<size_t>(i)];
+    }
+    EXPECT_EQ(sum, total);
+    EXPECT_NEAR(worst, best, 1e-9);
+  }
+}
+
+TEST(StagePartitionTest, CutsAreOptimal) {
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> time(0.1, 2);
+  for (int round = 0; round < 300; ++round) {
+    const int blocks = 2 + static_cast<int>(random() % 8);
+    const int stages = 1 + static_cast<int>(random() % static_cast<unsigned>(std::min(4, blocks)));
+    std::vector<std::vector<double>> seconds(static_cast<size_t>(stages));
+    std::vector<double> base;
+    for (int b = 0; b < blocks; ++b) {
+      base.push_back(time(random));
+    }
+    for (auto& stage : seconds) {
+      const double speed = round % 2 == 0 ? 1 : time(random);
+      for (const double own : base) {
+        stage.push_back(own / speed);
+      }
+    }
+    const auto largest = [&](const std::vector<int>& first) {
+      double worst = 0;
+      for (int s = 0; s < stages; ++s) {
+        const int end = s + 1 < stages ? first[static_cast<size_t>(s) + 1] : blocks;
+        double sum = 0;
+        for (int b = first[static_cast<size_t>(s)]; b < end; ++b) {
+          sum += seconds[static_cast<size_t>(s)][static_cast<size_t>(b)];
+        }
+        worst = std::max(worst, sum);
+      }
+      return worst;
+    };
+    double best = 1e300;
+    std::vector<int> first(static_cast<size_t>(stages), 0);
+    const std::function<void(int)> all = [&](int s) {
+      if (s == stages) {
+        best = std::min(best, largest(first));
+        return;
+      }
+      for (int b = first[static_cast<size_t>(s) - 1] + 1; b <= blocks - (stages - s); ++b) {
+        first[static_cast<size_t>(s)] = b;
+        all(s + 1);
+      }
+    };
+    all(1);
+    EXPECT_NEAR(largest(balanced_cuts(seconds)), best, 1e-9) << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace trainrt
