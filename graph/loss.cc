@@ -28,6 +28,9 @@ class LossBuilder : public GraphBuilder {
  public:
   LossBuilder(Graph& graph, const LossSpec& spec) : GraphBuilder(graph), spec_(spec) {}
 
+  // A scalar of the graph: MeanLoss is looked through, up to nodes that only change its shape.
+  LossValues from_scalar(ValueId loss);
+
   LossValues build(bool count_correct) {
     const ValueId output = find_output();
     if (spec_.kind == "output") {
@@ -267,48 +270,52 @@ class LossBuilder : public GraphBuilder {
     return done.at(id);
   }
 
-  LossValues from_scalar(ValueId loss) {
-    TRAINRT_REQUIRE(is_floating(dtype(loss)) && num_elements(shape(loss)) == 1,
-                    kInvalidArgument,
-                    "loss output '",
-                    spec_.output,
-                    "' is ",
-                    dtype_name(dtype(loss)),
-                    shape_string(shape(loss)),
-                    ", wanted a float scalar");
-    const Node* made_by = producer(loss);
-    while (made_by != nullptr &&
-           (made_by->op_type == "Identity" || made_by->op_type == "Reshape")) {
-      loss = made_by->inputs[0];
-      made_by = producer(loss);
-    }
-    LossValues result;
-    if (made_by != nullptr && made_by->op_type == "MeanLoss") {
-      result.loss_sum = made_by->inputs[0];
-      const ValueId count = made_by->inputs[1];
-      run_in(Region::kCount);
-      std::map<ValueId, ValueId> done;
-      result.item_count = recompute(count, done);
-      return result;
-    }
-    if (made_by == nullptr || made_by->op_type != "ReduceMean") {
-      log_warning("loss output '",
-                  spec_.output,
-                  "' is no mean that could be taken apart into sum and count: micro-batches are "
-                  "weighted by their numbers of samples");
-    }
-    const double batch = static_cast<double>(micro_batch_size(graph_));
-    run_in(Region::kCount);
-    result.item_count = fill(batch, {DType::kFloat64, {}});
-    run_in(Region::kForward);
-    result.loss_sum = mul(cast(reshape(loss, {}), DType::kFloat64), batch);
-    return result;
-  }
-
   const LossSpec& spec_;
 };
 
+LossValues LossBuilder::from_scalar(ValueId loss) {
+  TRAINRT_REQUIRE(is_floating(dtype(loss)) && num_elements(shape(loss)) == 1,
+                  kInvalidArgument,
+                  "loss output '",
+                  graph_.value(loss).name,
+                  "' is ",
+                  dtype_name(dtype(loss)),
+                  shape_string(shape(loss)),
+                  ", wanted a float scalar");
+  const Node* made_by = producer(loss);
+  while (made_by != nullptr && (made_by->op_type == "Identity" || made_by->op_type == "Reshape")) {
+    loss = made_by->inputs[0];
+    made_by = producer(loss);
+  }
+  LossValues result;
+  if (made_by != nullptr && made_by->op_type == "MeanLoss") {
+    result.loss_sum = made_by->inputs[0];
+    const ValueId count = made_by->inputs[1];
+    run_in(Region::kCount);
+    std::map<ValueId, ValueId> done;
+    result.item_count = recompute(count, done);
+    return result;
+  }
+  if (made_by == nullptr || made_by->op_type != "ReduceMean") {
+    log_warning("loss output '",
+                graph_.value(loss).name,
+                "' is no mean that could be taken apart into sum and count: micro-batches are "
+                "weighted by their numbers of samples");
+  }
+  const double batch = static_cast<double>(micro_batch_size(graph_));
+  run_in(Region::kCount);
+  result.item_count = fill(batch, {DType::kFloat64, {}});
+  run_in(Region::kForward);
+  result.loss_sum = mul(cast(reshape(loss, {}), DType::kFloat64), batch);
+  return result;
+}
+
 }  // namespace
+
+LossValues loss_of_scalar(Graph& graph, ValueId scalar) {
+  const LossSpec spec;
+  return LossBuilder(graph, spec).from_scalar(scalar);
+}
 
 LossValues build_loss(Graph& graph, const LossSpec& spec, bool count_correct) {
   TRAINRT_CHECK(spec.kind != "auto", "the loss is not resolved");

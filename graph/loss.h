@@ -17,6 +17,10 @@ struct LossValues {
 // has one of that name. `count_correct`: also emit LossValues::correct where labels are classes.
 LossValues build_loss(Graph& graph, const LossSpec& spec, bool count_correct);
 
+// The same for a float scalar of the graph: a MeanLoss is taken apart into sum and count, anything
+// else is weighted by samples.
+LossValues loss_of_scalar(Graph& graph, ValueId scalar);
+
 // Samples per micro-batch: the batch dim of the first input that has one; 1 when none has.
 int64_t micro_batch_size(const Graph& graph);
 

@@ -1,5 +1,7 @@
 // OnnxModel::bind: translation, if need be twice (see onnx_baked_batch.h), then folding and
 // fusions.
+#include "graph/onnx_bind.h"
+
 #include <algorithm>
 #include <set>
 
@@ -179,10 +181,13 @@ std::string unsupported_message(const std::vector<UnsupportedOp>& ops) {
 
 }  // namespace
 
+void require_supported(const std::vector<UnsupportedOp>& ops) {
+  TRAINRT_REQUIRE(ops.empty(), kUnsupported, unsupported_message(ops));
+}
+
 Graph OnnxModel::bind(const BindOptions& options) const {
   Binding binding = bind_model(*impl_, options);
-  TRAINRT_REQUIRE(
-      binding.unsupported.empty(), kUnsupported, unsupported_message(binding.unsupported));
+  require_supported(binding.unsupported);
   Graph graph = fold_constants(binding.graph);
   verify(graph, "import");
   if (options.fuse) {

@@ -146,6 +146,13 @@ std::optional<int64_t> fixed_batch(const OnnxModel::Impl& model, const BindOptio
   return std::nullopt;
 }
 
+void define_inputs(const OnnxModel::Impl& model,
+                   const BindOptions& options,
+                   OnnxTranslator& translator) {
+  check_options(model, options);
+  add_inputs(model, options, input_shapes(model, options), translator);
+}
+
 Binding translate_model(const OnnxModel::Impl& model,
                         const BindOptions& options,
                         BatchRewriter::Record* record,

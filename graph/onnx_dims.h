@@ -11,6 +11,8 @@
 
 namespace trainrt {
 
+class OnnxTranslator;
+
 struct Binding {
   Graph graph;  // live nodes only, roles assigned; neither folded nor fused yet
   std::vector<UnsupportedOp> unsupported;
@@ -30,5 +32,10 @@ Binding translate_model(const OnnxModel::Impl& model,
                         const BindOptions& options,
                         BatchRewriter::Record* record = nullptr,
                         BatchRewriter* rewriter = nullptr);
+
+// Checks `options`, then defines the model's inputs at their bound sizes.
+void define_inputs(const OnnxModel::Impl& model,
+                   const BindOptions& options,
+                   OnnxTranslator& translator);
 
 }  // namespace trainrt

@@ -12,6 +12,7 @@
 #include "graph/loss.h"
 #include "graph/optimizer.h"
 #include "graph/passes/pass.h"
+#include "graph/training_parts.h"
 #include "graph/verifier.h"
 
 namespace trainrt {
@@ -48,7 +49,8 @@ ValueId sum_in_order(Graph& graph,
   return sum;
 }
 
-// The gradient of one parameter, complete when the update reads it.
+}  // namespace
+
 ValueId complete_gradient(Graph& graph,
                           const std::string& parameter,
                           std::vector<ValueId> uses,
@@ -66,6 +68,8 @@ ValueId complete_gradient(Graph& graph,
   return sum_in_order(graph, uses, Region::kUpdate, name);
 }
 
+namespace {
+
 // A parameter that the loss does not depend on is no parameter: it keeps its contents.
 void demote(Value& parameter) {
   log_warning("parameter '", parameter.name, "' has no influence on the loss; it stays as it is");
@@ -79,10 +83,12 @@ constexpr const char* kItemCount = "trainrt.item_count";
 constexpr const char* kCorrect = "trainrt.correct";
 constexpr const char* kGradNorm = "trainrt.grad_norm";
 
-TrainingGraph finish(Graph graph,
-                     const LossValues& loss,
-                     ValueId grad_norm,
-                     std::vector<std::string> parameters) {
+}  // namespace
+
+TrainingGraph finish_training_graph(Graph graph,
+                                    const LossValues& loss,
+                                    ValueId grad_norm,
+                                    std::vector<std::string> parameters) {
   graph.outputs().clear();
   const auto keep = [&](ValueId id, const char* name) {
     if (id != kNoValue) {
@@ -104,8 +110,6 @@ TrainingGraph finish(Graph graph,
   result.parameters = std::move(parameters);
   return result;
 }
-
-}  // namespace
 
 TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
   Graph graph = std::move(forward);
@@ -137,14 +141,14 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
                   ") depends on no trainable parameter; nothing would be trained");
   const ValueId grad_norm =
       build_update(graph, parameters, spec.optimizer, /*guard=*/spec.accumulate);
-  return finish(std::move(graph), loss, grad_norm, std::move(names));
+  return finish_training_graph(std::move(graph), loss, grad_norm, std::move(names));
 }
 
 TrainingGraph build_eval_graph(Graph forward, const LossSpec& loss) {
   Graph graph = std::move(forward);
   graph.updates().clear();
   const LossValues values = build_loss(graph, loss, /*count_correct=*/true);
-  return finish(std::move(graph), values, kNoValue, {});
+  return finish_training_graph(std::move(graph), values, kNoValue, {});
 }
 
 }  // namespace trainrt

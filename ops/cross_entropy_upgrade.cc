@@ -19,7 +19,7 @@ ValueId mean_of(UpgradeContext& u, ValueId sum, const Attributes& attributes) {
   const ValueId count = u.op("ItemCount", counted, count_attributes, u.node_name() + "/count");
   return u.op("MeanLoss",
               {sum, count},
-              {{"dtype", std::string(dtype_name(u.dtype(u.input(0))))}},
+              {{"result", std::string(dtype_name(u.dtype(u.input(0))))}},
               u.node_name() + "/mean");
 }
 

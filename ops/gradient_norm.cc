@@ -7,7 +7,7 @@
 // (row-parallel) leaves partial row sums, summed by a collective.
 #include <cmath>
 
-#include "graph/op_def.h"
+#include "ops/optimizer_kernel.h"
 
 namespace trainrt {
 
@@ -127,8 +127,7 @@ const RegisterOp kGlobalNorm{{
           for (int i = 1; i < k.num_inputs(); ++i) {
             sum += *k.input<double>(i);
           }
-          *k.output<double>(0) =
-              std::sqrt(sum) * std::fabs(static_cast<double>(*k.input<float>(0)));
+          *k.output<double>(0) = std::sqrt(sum) * std::fabs(optimizer::scalar_input(k, 0));
         },
     .not_differentiable = true,
     .examples = {{.name = "two",
@@ -151,7 +150,7 @@ const RegisterOp kClipScale{{
         [](KernelContext& k) {
           const double norm = *k.input<double>(0);
           const double clip = k.attributes().get_float("clip_norm", 0);
-          double scale = static_cast<double>(*k.input<float>(1));
+          double scale = optimizer::scalar_input(k, 1);
           if (!std::isfinite(norm)) {
             scale = std::nan("");
           } else if (clip > 0) {

@@ -95,7 +95,7 @@ const RegisterOp kItemCount{{
 const RegisterOp kMeanLoss{{
     .name = "MeanLoss",
     .infer_types = [](const OpContext& op) -> TensorTypes {
-      return {{dtype_from_name(op.attributes().get_string("dtype", "float32")).value(), {}}};
+      return {{dtype_from_name(op.attributes().get_string("result", "float32")).value(), {}}};
     },
     .cost = [](const OpContext& op) -> Cost { return memory_bound_cost(op); },
     .sharding = [](const OpContext& op) -> ShardingRule { return Factors::whole(op); },
@@ -113,6 +113,7 @@ const RegisterOp kMeanLoss{{
           }
         },
     .examples = {{.name = "scalar",
+                  .attributes = {{"result", std::string("float64")}},
                   .inputs = {{DType::kFloat64, {}}, {DType::kFloat64, {}}},
                   .low = 1,
                   .high = 2,

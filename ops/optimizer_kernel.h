@@ -21,8 +21,16 @@ inline double scalar_input(const KernelContext& k, int i) {
       return static_cast<double>(*k.input<float>(i));
     case DType::kFloat64:
       return *k.input<double>(i);
-    default:
+    case DType::kInt64:
       return static_cast<double>(*k.input<int64_t>(i));
+    default:
+      TRAINRT_FAIL(kUnsupported,
+                   k.node().name,
+                   ": scalar input ",
+                   i,
+                   " is ",
+                   dtype_name(k.input_dtype(i)),
+                   ", wanted float32, float64 or int64");
   }
 }
 

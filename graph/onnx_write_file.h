@@ -1,0 +1,65 @@
+// The file side of writing ONNX: tensors into TensorProtos or into a file of weights beside the
+// model, and files that appear whole or not at all. For graph/onnx_* alone.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "graph/tensor.h"
+#include "onnx/onnx_pb.h"
+
+namespace trainrt {
+
+// A protobuf message cannot exceed 2 GiB; models with more weights keep them in another file.
+inline constexpr int64_t kMostInlineBytes = int64_t{1900} << 20;
+
+// A file written under a temporary name, given its own by commit(), removed if never committed.
+class PendingFile {
+ public:
+  explicit PendingFile(std::string path);  // throws kIo
+  ~PendingFile();
+  PendingFile(const PendingFile&) = delete;
+  PendingFile& operator=(const PendingFile&) = delete;
+
+  void write(const void* data, int64_t bytes);  // throws kIo
+  void commit();                                // throws kIo
+
+ private:
+  std::string path_;
+  std::string temporary_;
+  std::ofstream out_;
+  bool committed_ = false;
+};
+
+// Dtype, dims and inline data; the name is left alone.
+void fill_tensor(onnx::TensorProto& proto, const Tensor& tensor);
+
+// Marks `proto` (dtype and dims set) as lying in `file` beside the model.
+void mark_external(onnx::TensorProto& proto,
+                   const std::string& file,
+                   int64_t offset,
+                   int64_t bytes);
+
+// The file of external weights: each tensor starts at a multiple of kWeightAlignment.
+inline constexpr int64_t kWeightAlignment = 64;
+class WeightFile {
+ public:
+  // `write` false: only the offsets are worked out, no file is made.
+  WeightFile(const std::string& model_path, bool write);
+
+  // Sets the proto's location; `load` is called when the bytes are to be written.
+  void add(onnx::TensorProto& proto, int64_t bytes, const std::function<Tensor()>& load);
+  void commit();
+
+ private:
+  std::string file_;  // relative to the model
+  std::unique_ptr<PendingFile> out_;
+  int64_t offset_ = 0;
+};
+
+void write_model_file(const onnx::ModelProto& model, const std::string& path);
+
+}  // namespace trainrt

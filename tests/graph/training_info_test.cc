@@ -1,0 +1,252 @@
+// Models that bring their own training step, and ONNX's Gradient and optimizers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "graph/graph_builder.h"
+#include "onnx/defs/parser.h"
+#include "onnx/onnx_pb.h"
+#include "tests/support/training_loop.h"
+
+namespace trainrt {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kForward = R"(
+<ir_version: 8, opset_import: ["" : 17, "ai.onnx.preview.training" : 1]>
+main (double[batch, 3] x) => (double[batch, 2] scores)
+<double[3, 2] w = {0.1, -0.2, 0.3, 0.4, -0.5, 0.6}, double[2] b = {0.05, -0.05}>
+{
+  h = MatMul(x, w)
+  scores = Add(h, b)
+}
+)";
+
+// GraphProto from text, through a model around it.
+onnx::GraphProto graph_from_text(const std::string& text) {
+  onnx::ModelProto model;
+  const std::string whole =
+      "<ir_version: 8, opset_import: [\"\" : 17, \"ai.onnx.preview.training\" : 1]>\n" + text;
+  const auto status = onnx::OnnxParser::Parse(model, whole.c_str());
+  EXPECT_TRUE(status.IsOK()) << status.ErrorMessage();
+  return model.graph();
+}
+
+struct Bindings {
+  std::vector<std::pair<std::string, std::string>> update;
+  std::vector<std::pair<std::string, std::string>> initialization;
+};
+
+OnnxModel with_training_info(const std::string& algorithm,
+                             const Bindings& bindings,
+                             const std::string& initialization = "") {
+  onnx::ModelProto model;
+  const auto status = onnx::OnnxParser::Parse(model, kForward);
+  EXPECT_TRUE(status.IsOK()) << status.ErrorMessage();
+  onnx::TrainingInfoProto* info = model.add_training_info();
+  *info->mutable_algorithm() = graph_from_text(algorithm);
+  for (const auto& [key, value] : bindings.update) {
+    onnx::StringStringEntryProto* entry = info->add_update_binding();
+    entry->set_key(key);
+    entry->set_value(value);
+  }
+  if (!initialization.empty()) {
+    *info->mutable_initialization() = graph_from_text(initialization);
+    for (const auto& [key, value] : bindings.initialization) {
+      onnx::StringStringEntryProto* entry = info->add_initialization_binding();
+      entry->set_key(key);
+      entry->set_value(value);
+    }
+  }
+  const std::string path = ::testing::TempDir() + "training_info.onnx";
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  OnnxModel loaded = OnnxModel::load(path);
+  std::filesystem::remove(path);
+  return loaded;
+}
+
+// Momentum as PyTorch has it: alpha is its momentum, beta 1 leaves the gradient whole.
+constexpr const char* kMomentumStep = R"(
+step (int64[batch] y) => (double loss, double[3, 2] w_new, double[2] b_new, double[3, 2] vw_new,
+                          double[2] vb_new, int64 T_new)
+<double R = {0.125}, int64 T = {0}, int64 one = {1},
+ double[3, 2] vw = {0, 0, 0, 0, 0, 0}, double[2] vb = {0, 0}>
+{
+  loss = SoftmaxCrossEntropyLoss <reduction = "mean", ignore_index = -100> (scores, y)
+  gw, gb = ai.onnx.preview.training.Gradient <xs = ["w", "b"], y = "loss"> (w, b)
+  w_new, b_new, vw_new, vb_new = ai.onnx.preview.training.Momentum
+      <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0>
+      (R, T, w, b, gw, gb, vw, vb)
+  T_new = Add(T, one)
+}
+)";
+
+const Bindings kMomentumBindings = {
+    {{"w", "w_new"}, {"b", "b_new"}, {"vw", "vw_new"}, {"vb", "vb_new"}, {"T", "T_new"}}, {}};
+
+using Feeds = std::map<std::string, Tensor>;
+
+std::vector<Feeds> micro_batches(int64_t size, const std::string& labels) {
+  const std::vector<int64_t> y = {0, 1, -100, 1, -100, -100};
+  std::vector<Feeds> feeds;
+  for (int64_t begin = 0; begin < 6; begin += size) {
+    std::vector<double> x;
+    for (int64_t i = begin * 3; i < (begin + size) * 3; ++i) {
+      x.push_back(std::sin(1.7 * static_cast<double>(i)));
+    }
+    feeds.push_back(
+        {{"x", Tensor::from<double>(x, {size, 3})},
+         {labels, Tensor::from<int64_t>({y.begin() + begin, y.begin() + begin + size}, {size})}});
+  }
+  return feeds;
+}
+
+TrainingGraph ours(int64_t batch) {
+  const OnnxModel model = OnnxModel::parse_text(kForward);
+  BindOptions options;
+  options.batch = batch;
+  const Graph forward = model.bind(options);
+  TrainingSpec spec;
+  spec.loss = resolve_loss(forward, {}, nullptr);
+  spec.optimizer.name = "momentum";
+  spec.optimizer.momentum = 0.5;
+  spec.optimizer.weight_decay = 0;
+  return build_training_graph(forward, spec);
+}
+
+TEST(TrainingInfoTest, MomentumEqualsOurMomentum) {
+  const OnnxModel model = with_training_info(kMomentumStep, kMomentumBindings);
+  EXPECT_TRUE(model.has_training_info());
+  for (const bool accumulate : {true, false}) {
+    const int64_t size = accumulate ? 2 : 6;
+    BindOptions options;
+    options.batch = size;
+    testing::TrainingLoop theirs(build_from_training_info(model, options, accumulate));
+    testing::TrainingLoop wanted(ours(size));
+    EXPECT_EQ(theirs.training().parameters, (std::vector<std::string>{"w", "b"}));
+    for (int step = 0; step < 5; ++step) {
+      const auto a = theirs.step(micro_batches(size, "y"), 0.0);  // R is the model's own
+      const auto b = wanted.step(micro_batches(size, "labels"), 0.125);
+      EXPECT_NEAR(a.loss, b.loss, 1e-12);
+      EXPECT_EQ(a.num_items, 3);
+      EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-6);
+    }
+    for (const char* name : {"w", "b"}) {
+      const std::vector<double> a = theirs.value(name).to_double();
+      const std::vector<double> b = wanted.value(name).to_double();
+      for (size_t i = 0; i < a.size(); ++i) {
+        EXPECT_NEAR(a[i], b[i], 1e-12) << name;
+      }
+    }
+    EXPECT_EQ(theirs.value("T").to_int64(), (std::vector<int64_t>{5}));
+  }
+}
+
+TEST(TrainingInfoTest, CounterAndOptimizerRunOncePerStep) {
+  const OnnxModel model = with_training_info(kMomentumStep, kMomentumBindings);
+  BindOptions options;
+  options.batch = 2;
+  const TrainingGraph training = build_from_training_info(model, options, true);
+  for (const Node& node : training.graph.nodes()) {
+    if (node.op_type == "OnnxMomentum" || node.name.find("T_new") != std::string::npos) {
+      EXPECT_EQ(node.region, Region::kUpdate) << node.name;
+    }
+    if (node.op_type == "MatMul") {
+      EXPECT_NE(node.region, Region::kUpdate) << node.name;
+    }
+  }
+}
+
+TEST(TrainingInfoTest, InitializationSetsTheStart) {
+  const OnnxModel model = with_training_info(
+      kMomentumStep,
+      {kMomentumBindings.update, {{"w", "w_start"}}},
+      "start () => (double[3, 2] w_start)\n<double[3, 2] a = {1, 2, 3, 4, 5, 6}>\n"
+      "{ w_start = Add(a, a) }");
+  const TrainingGraph training = build_from_training_info(model, {}, true);
+  const Value& w = training.graph.value(*training.graph.find_value("w"));
+  EXPECT_EQ(initial_value(w).to_double(), (std::vector<double>{2, 4, 6, 8, 10, 12}));
+  const Value& b = training.graph.value(*training.graph.find_value("b"));
+  EXPECT_EQ(initial_value(b).to_double(), (std::vector<double>{0.05, -0.05}));
+}
+
+TEST(TrainingInfoTest, LearningRateInputFollowsTheRuntime) {
+  // R and T are inputs of the algorithm here: --lr feeds the one, the step number the other.
+  std::string step = kMomentumStep;
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    step.replace(step.find(from), from.size(), to);
+  };
+  replace("(int64[batch] y)", "(int64[batch] y, double R, int64 T)");
+  replace("double R = {0.125}, int64 T = {0}, int64 one = {1},\n", "");
+  replace("  T_new = Add(T, one)\n", "");
+  replace(", int64 T_new", "");
+  const OnnxModel model = with_training_info(
+      step, {{{"w", "w_new"}, {"b", "b_new"}, {"vw", "vw_new"}, {"vb", "vb_new"}}, {}});
+  BindOptions options;
+  options.batch = 6;
+  testing::TrainingLoop theirs(build_from_training_info(model, options, true));
+  testing::TrainingLoop wanted(ours(6));
+  for (const double lr : {0.125, 0.0625, 0.25}) {
+    theirs.step(micro_batches(6, "y"), lr);
+    wanted.step(micro_batches(6, "labels"), lr);
+  }
+  const std::vector<double> a = theirs.value("w").to_double();
+  const std::vector<double> b = wanted.value("w").to_double();
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_NEAR(a[i], b[i], 1e-12);
+  }
+}
+
+std::string failure(const std::string& algorithm, const Bindings& bindings) {
+  try {
+    build_from_training_info(with_training_info(algorithm, bindings), {}, true);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted";
+  return "";
+}
+
+TEST(TrainingInfoTest, RefusesWhatItCannotRun) {
+  EXPECT_THAT(failure("step (int64[batch] y) => (double[3, 2] w_new)\n{ w_new = Add(w, w) }",
+                      {{{"w", "w_new"}}, {}}),
+              HasSubstr("no Gradient node"));
+  std::string unbound = kMomentumStep;
+  Bindings bindings = kMomentumBindings;
+  bindings.update.erase(bindings.update.begin());
+  EXPECT_THAT(failure(unbound, bindings), HasSubstr("'w'"));
+  std::string elsewhere = kMomentumStep;
+  elsewhere.replace(elsewhere.find("(w, b)"), 6, "(b, b)");
+  EXPECT_THAT(failure(elsewhere, kMomentumBindings), HasSubstr("another point"));
+}
+
+// ---- Gradient in a graph that is only evaluated
+
+TEST(OnnxGradientTest, DerivativeOfAProduct) {
+  const OnnxModel model = OnnxModel::parse_text(R"(
+<ir_version: 8, opset_import: ["" : 17, "ai.onnx.preview.training" : 1]>
+main (float[2] a, float[2] b) => (float[2] d, float[2] da, float[2] db)
+{
+  c = Add(a, b)
+  d = Mul(c, a)
+  da, db = ai.onnx.preview.training.Gradient <xs = ["a", "b"], y = "d"> (a, b)
+}
+)");
+  BindOptions options;
+  options.batch = 2;
+  const Graph graph = model.bind(options);
+  const std::vector<Tensor> values =
+      evaluate(graph,
+               {{"a", Tensor::from<float>({1, 2}, {2})}, {"b", Tensor::from<float>({3, 5}, {2})}},
+               graph.outputs());
+  EXPECT_EQ(values[0].to_double(), (std::vector<double>{4, 14}));
+  EXPECT_EQ(values[1].to_double(), (std::vector<double>{5, 9}));  // 2 a + b
+  EXPECT_EQ(values[2].to_double(), (std::vector<double>{1, 2}));
+}
+
+}  // namespace
+}  // namespace trainrt
