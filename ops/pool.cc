@@ -333,6 +333,9 @@ void average_pool_gradient(GradientBuilder& g) {
 }
 
 Attributes pool_attributes(UpgradeContext& u) {
+  if (!is_floating(u.dtype(u.input(0)))) {
+    u.fail(concat("only floating-point tensors are pooled, got ", dtype_name(u.dtype(u.input(0)))));
+  }
   const Shape x = u.shape(u.input(0));
   if (x.size() < 3) {
     u.fail(concat("x must be [n, c, spatial...], got ", shape_string(x)));

@@ -67,6 +67,22 @@ Tensor tensor_of(const onnx::TensorProto& proto) {
   return tensor_source(nullptr, proto, "").load().clone();
 }
 
+// Expected outputs are draws of another generator (or, for Dropout before opset 12, those of an
+// inference): such a model must bind and run, its outputs are not compared.
+bool is_random(const std::string& path) {
+  for (const char* name : {"test_bernoulli",
+                           "test_training_dropout_default",
+                           "test_training_dropout/",
+                           "test_training_dropout_mask",
+                           "test_dropout_default_old",
+                           "test_dropout_random_old"}) {
+    if (path.find(name) != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // How many inputs stay inputs: what an operator wants as a number must be known at import, but
 // these models feed it, so it is tried with fewer and fewer.
 enum class Fed { kAll, kFloats, kFirst, kNone };
@@ -192,7 +208,9 @@ TEST(OnnxTestDataTest, EveryModelIsComputedOrRefusedForANamedReason) {
         try {
           const Bound bound = bind_with(model, *inputs, fed);
           for (const std::string& text : differences(bound, *expected)) {
-            ADD_FAILURE() << text;
+            if (!is_random(path.string())) {
+              ADD_FAILURE() << text;
+            }
           }
           done = true;
           break;
