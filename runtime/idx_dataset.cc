@@ -101,8 +101,11 @@ std::string find_file(const std::string& folder,
 }  // namespace
 
 std::unique_ptr<Dataset> open_idx_folder(const std::string& folder, const std::string& prefix) {
-  DataArray images{.name = "images"};
-  DataArray labels{.name = "labels", .is_labels = true};
+  DataArray images;
+  images.name = "images";
+  DataArray labels;
+  labels.name = "labels";
+  labels.is_labels = true;
   std::vector<Tensor> tensors = {read_idx(find_file(folder, prefix, "images")),
                                  read_idx(find_file(folder, prefix, "labels"))};
   return make_memory_dataset(folder, {images, labels}, std::move(tensors), {0, 0});
