@@ -70,7 +70,8 @@ class Executor {
   Tensor read(const std::string& name) const;
   void write(const std::string& name, const Tensor& tensor);
 
-  // The rank's persistent tensors except constants, as the first program has them.
+  // What training has to remember: parameters, state and optimizer state, as the first program has
+  // them.
   std::vector<const Value*> persistent_values() const;
 
   int64_t arena_bytes() const;

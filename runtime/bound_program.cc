@@ -1,0 +1,177 @@
+#include "runtime/bound_program.h"
+
+#include <algorithm>
+
+#include "graph/op_def.h"
+
+namespace trainrt {
+
+namespace {
+
+bool is_runtime_input(const std::string& name) {
+  return name == runtime_input::kLearningRate || name == runtime_input::kStep ||
+         name == runtime_input::kLossSeed || name == runtime_input::kGradScale;
+}
+
+class Binder {
+ public:
+  Binder(BoundProgram& bound,
+         size_t variant,
+         std::byte* arena,
+         const std::vector<std::string>& input_names)
+      : bound_(bound),
+        variant_(bound.program->variants[variant]),
+        memory_(bound.memory.variants[variant]),
+        arena_(arena),
+        input_names_(input_names) {}
+
+  BoundTensor tensor(ValueId id) const {
+    if (id == kNoValue) {
+      return {};
+    }
+    const Value& value = variant_.graph.value(id);
+    const TensorAddress& at = memory_.values.at(static_cast<size_t>(id));
+    TRAINRT_CHECK(at.region != ArenaRegion::kNone || value.type.bytes() == 0,
+                  "value '",
+                  value.name,
+                  "' has no address");
+    return {&value, &at, -1};
+  }
+
+  BoundPhase phase(const Phase& source) const {
+    BoundPhase result;
+    result.kind = source.kind;
+    result.virtual_stage = source.virtual_stage;
+    result.nodes.reserve(source.nodes.size());
+    for (const NodeId id : source.nodes) {
+      result.nodes.push_back(node(id));
+      const std::vector<ValueId>& outputs = variant_.graph.node(id).outputs;
+      const auto take = [&](ValueId value, BoundTensor& to) {
+        const bool made =
+            value != kNoValue && std::find(outputs.begin(), outputs.end(), value) != outputs.end();
+        if (made) {
+          to = tensor(value);
+        }
+        return made;
+      };
+      take(variant_.loss_sum, result.loss_sum);
+      take(variant_.item_count, result.item_count);
+      take(variant_.correct, result.correct);
+      if (take(variant_.grad_norm, result.grad_norm)) {
+        result.grad_norm_node = result.nodes.size() - 1;
+      }
+    }
+    for (const ValueId id : source.feeds) {
+      result.feeds.push_back(feed(id));
+    }
+    add_updates(source, result);
+    return result;
+  }
+
+ private:
+  std::byte* address(const TensorAddress& at) const {
+    return arena_ + bound_.memory.absolute_offset(at, 0);
+  }
+
+  BoundNode node(NodeId id) const {
+    BoundNode result;
+    result.node = &variant_.graph.node(id);
+    if (!is_communication(result.node->op_type)) {
+      result.kernel = make_kernel(OpContext(variant_.graph, *result.node), bound_.program->device);
+    }
+    bind_all(result.node->inputs, result.inputs, result.patches);
+    bind_all(result.node->outputs, result.outputs, result.patches);
+    const TensorAddress& at = memory_.workspaces.at(static_cast<size_t>(id));
+    if (at.bytes > 0) {
+      result.workspace = {address(at), static_cast<size_t>(at.bytes)};
+      if (at.region == ArenaRegion::kStash) {
+        result.patches.push_back({nullptr, &at});
+      }
+    }
+    return result;
+  }
+
+  void bind_all(const std::vector<ValueId>& ids,
+                std::vector<TensorRef>& refs,
+                std::vector<StashPatch>& patches) const {
+    refs.resize(ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const BoundTensor bound = tensor(ids[i]);
+      if (bound.value == nullptr) {
+        continue;
+      }
+      refs[i] = {address(*bound.at), &bound.value->type};
+      if (bound.at->region == ArenaRegion::kStash) {
+        patches.push_back({&refs[i], bound.at});
+      }
+    }
+  }
+
+  BoundTensor feed(ValueId id) const {
+    BoundTensor result = tensor(id);
+    const std::string& name = result.value->name;
+    if (!is_runtime_input(name)) {
+      const auto at = std::find(input_names_.begin(), input_names_.end(), name);
+      TRAINRT_CHECK(at != input_names_.end(), "nobody feeds input '", name, "'");
+      result.feed = static_cast<int>(at - input_names_.begin());
+    }
+    return result;
+  }
+
+  void add_updates(const Phase& source, BoundPhase& result) const {
+    for (const StateUpdate& update : variant_.graph.updates()) {
+      const NodeId producer = variant_.graph.value(update.new_value).producer;
+      if (std::find(source.nodes.begin(), source.nodes.end(), producer) == source.nodes.end()) {
+        continue;
+      }
+      const BoundUpdate bound{tensor(update.target), tensor(update.new_value)};
+      const bool in_place = bound.source.at->region == bound.target.at->region &&
+                            bound.source.at->offset == bound.target.at->offset;
+      if (!in_place) {
+        result.updates.push_back(bound);
+      }
+    }
+  }
+
+  BoundProgram& bound_;
+  const ProgramVariant& variant_;
+  const VariantMemory& memory_;
+  std::byte* arena_;
+  const std::vector<std::string>& input_names_;
+};
+
+}  // namespace
+
+void bind_program(BoundProgram& bound,
+                  std::byte* arena,
+                  const std::vector<std::string>& input_names) {
+  bound.variants.resize(bound.program->variants.size());
+  for (size_t v = 0; v < bound.variants.size(); ++v) {
+    const Binder binder(bound, v, arena, input_names);
+    for (const Phase& phase : bound.program->variants[v].phases) {
+      bound.variants[v].phases.push_back(binder.phase(phase));
+    }
+  }
+}
+
+void bind_persistent(BoundProgram& bound) {
+  for (size_t v = 0; v < bound.program->variants.size(); ++v) {
+    const Graph& graph = bound.program->variants[v].graph;
+    for (ValueId id = 0; id < graph.num_values(); ++id) {
+      const Value& value = graph.value(id);
+      if (!is_persistent(value.kind)) {
+        continue;
+      }
+      const TensorAddress& at = bound.memory.variants[v].values.at(static_cast<size_t>(id));
+      const auto [known, added] =
+          bound.persistent.emplace(value.name, BoundTensor{&value, &at, -1});
+      TRAINRT_CHECK(added || (known->second.at->offset == at.offset &&
+                              known->second.value->type == value.type),
+                    "persistent tensor '",
+                    value.name,
+                    "' differs between micro-batch sizes");
+    }
+  }
+}
+
+}  // namespace trainrt
