@@ -1,0 +1,179 @@
+// `trainrt inspect`: what is in the file, and what would be trained. Weights are not read.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "graph/onnx_import.h"
+#include "graph/printer.h"
+#include "runtime/commands/command.h"
+#include "runtime/training_job.h"
+
+namespace trainrt {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string dims_text(const ModelInput& input) {
+  std::string text;
+  for (const Dim& dim : input.dims) {
+    text += (text.empty() ? "" : ", ") + (dim.size >= 0 ? std::to_string(dim.size) : dim.symbol);
+  }
+  return concat(dtype_name(input.dtype), "[", text, "]");
+}
+
+struct Report {
+  std::vector<TensorReport> tensors;
+  std::vector<UnsupportedOp> unsupported;
+  std::map<std::string, int> operators;  // after import, by operator
+  std::string cannot_bind;               // why there is no graph
+};
+
+Report make_report(const OnnxModel& model, const Options& options) {
+  Report report;
+  BindOptions bind = bind_options(options, true);
+  bind.batch = options.batch_size;
+  try {
+    report.unsupported = model.unsupported(bind);
+    report.tensors = model.tensors(bind);
+    if (report.unsupported.empty()) {
+      const Graph graph = model.bind(bind);
+      for (const Node& node : graph.nodes()) {
+        ++report.operators[node.op_type];
+      }
+    }
+  } catch (const Error& error) {
+    // A dim that needs --bind, say: the rest of the file can still be described.
+    report.cannot_bind = error.what();
+  }
+  return report;
+}
+
+std::string as_text(const OnnxModel& model, const Report& report) {
+  std::string text = concat("file       ",
+                            model.path(),
+                            "\nproducer   ",
+                            model.producer().empty() ? "-" : model.producer(),
+                            ", IR ",
+                            model.ir_version(),
+                            ", opset ",
+                            model.opset(),
+                            "\nhash       ",
+                            model.hash(),
+                            "\n");
+  if (model.has_training_info()) {
+    text += "training   the file says how it is trained (training_info)\n";
+  }
+  for (const ModelInput& input : model.inputs()) {
+    text += concat("input      ",
+                   input.name,
+                   " ",
+                   dims_text(input),
+                   input.batch_axis >= 0 ? concat(", samples along axis ", input.batch_axis)
+                                         : ", no batch axis",
+                   "\n");
+  }
+  for (const std::string& output : model.outputs()) {
+    text += "output     " + output + "\n";
+  }
+  int64_t trained = 0;
+  std::map<std::string, int> roles;
+  for (const TensorReport& tensor : report.tensors) {
+    ++roles[tensor.role];
+    trained += tensor.role == "parameter" ? num_elements(tensor.type.shape) : 0;
+  }
+  text += concat("trained    ", trained, " elements in ", roles["parameter"], " tensors\n");
+  for (const TensorReport& tensor : report.tensors) {
+    text += concat("  ",
+                   tensor.role,
+                   " ",
+                   tensor.name,
+                   " ",
+                   type_string(tensor.type),
+                   tensor.why.empty() ? "" : ": " + tensor.why,
+                   "\n");
+  }
+  if (!report.operators.empty()) {
+    text += "operators ";
+    for (const auto& [name, count] : report.operators) {
+      text += concat(" ", name, " x", count);
+    }
+    text += "\n";
+  }
+  for (const UnsupportedOp& op : report.unsupported) {
+    text += concat("UNSUPPORTED ",
+                   op.op_type,
+                   " (opset ",
+                   op.opset,
+                   "), ",
+                   op.nodes.size(),
+                   " nodes, first '",
+                   op.nodes.empty() ? "" : op.nodes[0],
+                   "': ",
+                   op.why,
+                   "\n");
+  }
+  if (!report.cannot_bind.empty()) {
+    text += "cannot be run as it is: " + report.cannot_bind + "\n";
+  }
+  return text;
+}
+
+std::string as_json(const OnnxModel& model, const Report& report) {
+  Json json = {{"file", model.path()},
+               {"producer", model.producer()},
+               {"ir_version", model.ir_version()},
+               {"opset", model.opset()},
+               {"hash", model.hash()},
+               {"training_info", model.has_training_info()},
+               {"inputs", Json::array()},
+               {"outputs", model.outputs()},
+               {"tensors", Json::array()},
+               {"operators", report.operators},
+               {"unsupported", Json::array()}};
+  for (const ModelInput& input : model.inputs()) {
+    Json dims = Json::array();
+    for (const Dim& dim : input.dims) {
+      dims.push_back(dim.size >= 0 ? Json(dim.size) : Json(dim.symbol));
+    }
+    json["inputs"].push_back({{"name", input.name},
+                              {"dtype", dtype_name(input.dtype)},
+                              {"dims", dims},
+                              {"batch_axis", input.batch_axis}});
+  }
+  for (const TensorReport& tensor : report.tensors) {
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"dtype", dtype_name(tensor.type.dtype)},
+                               {"shape", tensor.type.shape},
+                               {"role", tensor.role},
+                               {"why", tensor.why}});
+  }
+  for (const UnsupportedOp& op : report.unsupported) {
+    json["unsupported"].push_back(
+        {{"operator", op.op_type}, {"opset", op.opset}, {"nodes", op.nodes}, {"why", op.why}});
+  }
+  if (!report.cannot_bind.empty()) {
+    json["cannot_bind"] = report.cannot_bind;
+  }
+  return json.dump(2) + "\n";
+}
+
+const RegisterCommand kInspect{{
+    .name = "inspect",
+    .arguments = "MODEL.onnx",
+    .summary = "what is in the file, and what would be trained",
+    .groups = kDataOptions | kTrainingOptions | kFormatOptions | kOutputOptions,
+    .min_arguments = 1,
+    .max_arguments = 1,
+    .run =
+        [](const Options& options) {
+          const OnnxModel model = OnnxModel::load(options.arguments[0]);
+          const Report report = make_report(model, options);
+          write_result(options.format == "json" ? as_json(model, report) : as_text(model, report),
+                       options);
+          return 0;
+        },
+}};
+
+}  // namespace
+
+}  // namespace trainrt

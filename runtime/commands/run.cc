@@ -1,0 +1,31 @@
+// `trainrt run` and `trainrt eval`.
+#include "runtime/commands/command.h"
+#include "runtime/trainer.h"
+
+namespace trainrt {
+
+namespace {
+
+const RegisterCommand kRun{{
+    .name = "run",
+    .arguments = "MODEL.onnx",
+    .summary = "train the model",
+    .groups = kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions | kTraceOptions,
+    .min_arguments = 1,
+    .max_arguments = 1,
+    .run = train,
+}};
+
+const RegisterCommand kEval{{
+    .name = "eval",
+    .arguments = "MODEL.onnx",
+    .summary = "loss and accuracy on data, without training",
+    .groups = kDataOptions | kPlanOptions | kFormatOptions | kOutputOptions,
+    .min_arguments = 1,
+    .max_arguments = 1,
+    .run = evaluate,
+}};
+
+}  // namespace
+
+}  // namespace trainrt

@@ -1,0 +1,45 @@
+#include "runtime/compiled_ranks.h"
+
+#include <algorithm>
+
+#include "parallel/partition.h"
+#include "runtime/plan_choice.h"
+
+namespace trainrt {
+
+const std::vector<MicroBatch>& CompiledRank::micro_batches(int64_t num_samples) const {
+  const auto at = program_of_size.find(num_samples);
+  TRAINRT_CHECK(at != program_of_size.end(), "no program for a step of ", num_samples, " samples");
+  return programs[static_cast<size_t>(at->second)]->micro_batches;
+}
+
+int64_t CompiledRank::arena_bytes() const {
+  int64_t bytes = 0;
+  for (const MemoryPlan& memory : memories) {
+    bytes = std::max(bytes, memory.arena_bytes);
+  }
+  return bytes;
+}
+
+std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
+                                        const Plan& plan,
+                                        const std::vector<DeviceOptions>& devices,
+                                        const std::vector<int64_t>& sizes) {
+  std::vector<CompiledRank> ranks(devices.size());
+  for (const int64_t size : sizes) {
+    Partitioner partitioner(
+        [&job](int64_t micro_batch, bool accumulate) { return job.build(micro_batch, accumulate); },
+        resize_plan(plan, size));
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const DeviceSpec spec = cpu_device_spec(devices[rank]);
+      auto program =
+          std::make_shared<const Program>(partitioner.program(static_cast<int>(rank), spec));
+      ranks[rank].program_of_size[size] = static_cast<int>(ranks[rank].programs.size());
+      ranks[rank].memories.push_back(plan_memory(*program));
+      ranks[rank].programs.push_back(std::move(program));
+    }
+  }
+  return ranks;
+}
+
+}  // namespace trainrt

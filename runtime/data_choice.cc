@@ -1,0 +1,320 @@
+// An input is fed by the array that --input names for it, else by the array of its own name; the
+// labels by the array that holds them; a single input that is left by the single array that is
+// left.
+#include "runtime/data_choice.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "graph/printer.h"
+#include "runtime/synthetic_dataset.h"
+
+namespace trainrt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Length of the windows that a text is cut into: the last dim of the integer input.
+int64_t sequence_length(const Graph& forward, const std::string& path) {
+  for (const ValueId id : forward.values_of_kind(ValueKind::kInput)) {
+    const Value& value = forward.value(id);
+    if (is_integer(value.type.dtype) && value.type.shape.size() == 2) {
+      return value.type.shape[value.batch_axis == 1 ? 0 : 1];
+    }
+  }
+  TRAINRT_FAIL(kInvalidArgument,
+               "'",
+               path,
+               "' holds tokens, but the model has no integer input [batch, sequence]");
+}
+
+std::shared_ptr<const Dataset> open_data(const Options& options,
+                                         const Graph& forward,
+                                         bool evaluate,
+                                         const std::map<std::string, int>& array_axes) {
+  const std::string& spec = options.data;
+  if (spec.rfind("tokens:", 0) == 0) {
+    return open_token_file(spec.substr(7), sequence_length(forward, spec.substr(7)));
+  }
+  if (spec.rfind("text:", 0) == 0) {
+    return open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)));
+  }
+  TRAINRT_REQUIRE(
+      fs::exists(spec),
+      kInvalidArgument,
+      "--data '",
+      spec,
+      "' does not exist; wanted synthetic, F.npz, a folder of IDX files, tokens:F.bin or "
+      "text:F.txt");
+  if (fs::is_directory(spec)) {
+    return open_idx_folder(spec, evaluate ? "t10k" : "train");
+  }
+  TRAINRT_REQUIRE(
+      spec.ends_with(".npz"),
+      kInvalidArgument,
+      "--data '",
+      spec,
+      "' is a file of unknown kind; wanted F.npz, a folder of IDX files, tokens:F.bin or "
+      "text:F.txt");
+  return open_npz(spec, array_axes);
+}
+
+std::map<std::string, std::string> input_arrays(const Options& options) {
+  std::map<std::string, std::string> arrays;
+  for (const auto& [input, array] : parse_pairs(options.input, "--input")) {
+    arrays[input] = array;
+  }
+  return arrays;
+}
+
+std::vector<std::string> array_names(const Dataset& dataset) {
+  std::vector<std::string> names;
+  for (const DataArray& array : dataset.arrays()) {
+    names.push_back(array.name);
+  }
+  return names;
+}
+
+int require_array(const Dataset& dataset, const std::string& name, const std::string& where) {
+  const std::optional<int> array = dataset.find_array(name);
+  TRAINRT_REQUIRE(array.has_value(),
+                  kInvalidArgument,
+                  where,
+                  ": ",
+                  dataset.description(),
+                  " has no array '",
+                  name,
+                  "'",
+                  did_you_mean(name, array_names(dataset)));
+  return *array;
+}
+
+std::optional<int> find_labels(const Options& options, const Graph& forward, const Dataset& data) {
+  const auto mapping = input_arrays(options);
+  if (!options.labels.empty()) {
+    const auto mapped = mapping.find(options.labels);
+    if (mapped != mapping.end()) {
+      return require_array(data, mapped->second, "--input");
+    }
+    return require_array(data, options.labels, "--labels");
+  }
+  static const std::set<std::string> kNames = {"labels", "label", "y", "target", "targets"};
+  for (size_t i = 0; i < data.arrays().size(); ++i) {
+    const DataArray& array = data.arrays()[i];
+    const std::optional<ValueId> input = forward.find_value(array.name);
+    const bool feeds_model = input && forward.value(*input).kind == ValueKind::kInput &&
+                             !forward.consumers()[static_cast<size_t>(*input)].empty();
+    const bool mapped = std::any_of(mapping.begin(), mapping.end(), [&](const auto& item) {
+      return item.second == array.name;
+    });
+    if (!feeds_model && !mapped && (array.is_labels || kNames.count(array.name) != 0)) {
+      return static_cast<int>(i);
+    }
+  }
+  return std::nullopt;
+}
+
+// The number of classes that labels of `labels_shape` tell apart in `output`.
+int64_t num_classes(const Shape& output, const Shape& labels_shape) {
+  if (output.size() < 2) {
+    return 2;
+  }
+  Shape without = output;
+  without.erase(without.begin() + 1);
+  return without == labels_shape ? output[1] : output.back();
+}
+
+// An integer input that a loss inside the model reads as labels, and its number of classes.
+std::optional<std::pair<std::string, int64_t>> inner_labels(const Graph& forward) {
+  for (const Node& node : forward.nodes()) {
+    const bool is_loss =
+        node.op_type == "SoftmaxCrossEntropyLoss" || node.op_type == "NegativeLogLikelihoodLoss";
+    if (is_loss && node.inputs.size() > 1 &&
+        forward.value(node.inputs[1]).kind == ValueKind::kInput) {
+      return std::make_pair(forward.value(node.inputs[1]).name,
+                            forward.value(node.inputs[0]).type.shape.at(1));
+    }
+  }
+  return std::nullopt;
+}
+
+Shape without_batch(const Shape& shape, int batch_axis) {
+  Shape sample = shape;
+  if (batch_axis >= 0 && batch_axis < static_cast<int>(sample.size())) {
+    sample.erase(sample.begin() + batch_axis);
+  }
+  return sample;
+}
+
+DataChoice choose_synthetic(const Options& options, const Graph& forward, const LossSpec& wanted) {
+  DataChoice choice;
+  choice.loss = resolve_loss(forward, wanted, nullptr);
+  std::optional<SyntheticLabels> labels;
+  std::string labels_input = choice.loss.labels;
+  if (choice.loss.kind == "output" || choice.loss.next_token) {
+    labels_input.clear();
+    if (const auto inner = inner_labels(forward)) {
+      labels_input = inner->first;
+      const Value& input = forward.value(*forward.find_value(labels_input));
+      labels = SyntheticLabels{without_batch(input.type.shape, input.batch_axis), inner->second};
+    }
+  } else {
+    const Shape& output = forward.value(*forward.find_value(choice.loss.output)).type.shape;
+    labels = SyntheticLabels{
+        without_batch(choice.loss.labels_shape, 0),
+        is_integer(choice.loss.labels_dtype) ? num_classes(output, choice.loss.labels_shape) : 0};
+  }
+  std::vector<SyntheticInput> inputs;
+  for (const ValueId id : forward.values_of_kind(ValueKind::kInput)) {
+    const Value& value = forward.value(id);
+    if (value.name != labels_input) {
+      inputs.push_back({value.name,
+                        value.type.dtype,
+                        without_batch(value.type.shape, value.batch_axis),
+                        num_indices_of(forward, id)});
+    }
+  }
+  const size_t num_inputs = inputs.size();
+  choice.dataset =
+      make_synthetic_dataset(static_cast<uint64_t>(options.seed), std::move(inputs), labels);
+  if (labels) {
+    choice.label_array = static_cast<int>(num_inputs);
+    choice.loss.labels = labels_input;
+  }
+  return choice;
+}
+
+std::string list_inputs(const Graph& graph, const std::vector<ValueId>& inputs) {
+  std::string text;
+  for (const ValueId id : inputs) {
+    text += concat(
+        text.empty() ? "'" : ", '", graph.value(id).name, "' ", type_string(graph.value(id).type));
+  }
+  return text;
+}
+
+}  // namespace
+
+DataChoice choose_data(const Options& options,
+                       const Graph& forward,
+                       bool evaluate,
+                       const std::map<std::string, int>& array_axes) {
+  LossSpec wanted;
+  wanted.kind = options.loss;
+  wanted.output = options.output;
+  const std::optional<ValueId> named = forward.find_value(options.labels);
+  if (named && forward.value(*named).kind == ValueKind::kInput) {
+    wanted.labels = options.labels;
+  }
+  if (options.data == "synthetic") {
+    return choose_synthetic(options, forward, wanted);
+  }
+  DataChoice choice;
+  choice.dataset = open_data(options, forward, evaluate, array_axes);
+  choice.label_array = find_labels(options, forward, *choice.dataset);
+  if (!choice.label_array) {
+    choice.loss = resolve_loss(forward, wanted, nullptr);
+    TRAINRT_REQUIRE(choice.loss.kind == "output" || choice.loss.next_token ||
+                        forward.find_value(choice.loss.labels).has_value(),
+                    kInvalidArgument,
+                    choice.dataset->description(),
+                    " has no labels for loss ",
+                    choice.loss.kind,
+                    "; name the array that holds them with --labels (it has ",
+                    choice.dataset->arrays().size(),
+                    " arrays)");
+    return choice;
+  }
+  const DataArray& array = choice.dataset->arrays()[static_cast<size_t>(*choice.label_array)];
+  TensorType labels{DType::kInt64, array.sample_shape};
+  if (is_floating(array.dtype)) {
+    // Targets are compared in the precision of the model's output.
+    labels.dtype = forward.outputs().empty() ? DType::kFloat32
+                                             : forward.value(forward.outputs()[0]).type.dtype;
+  }
+  const std::vector<ValueId> inputs = forward.values_of_kind(ValueKind::kInput);
+  int64_t batch = 1;
+  for (const ValueId id : inputs) {
+    const Value& input = forward.value(id);
+    if (input.batch_axis >= 0) {
+      batch = input.type.shape.at(static_cast<size_t>(input.batch_axis));
+    }
+  }
+  labels.shape.insert(labels.shape.begin(), batch);
+  choice.loss = resolve_loss(forward, wanted, &labels);
+  return choice;
+}
+
+std::vector<InputBinding> bind_inputs(const Options& options,
+                                      const Graph& training,
+                                      const DataChoice& choice) {
+  const auto mapping = input_arrays(options);
+  const Dataset& data = *choice.dataset;
+  std::vector<InputBinding> bindings;
+  std::vector<ValueId> open;
+  std::set<int> used;
+  std::vector<std::string> input_names;
+  for (const ValueId id : training.values_of_kind(ValueKind::kInput)) {
+    const Value& value = training.value(id);
+    if (value.name.rfind("trainrt.", 0) == 0) {
+      continue;  // the runtime's own
+    }
+    input_names.push_back(value.name);
+    std::optional<int> array = data.find_array(value.name);
+    if (const auto mapped = mapping.find(value.name); mapped != mapping.end()) {
+      array = require_array(data, mapped->second, "--input " + value.name);
+    } else if (choice.label_array && value.name == choice.loss.labels) {
+      array = choice.label_array;
+    }
+    if (!array) {
+      open.push_back(id);
+      continue;
+    }
+    used.insert(*array);
+    bindings.push_back(bind_input(value, data, *array));
+  }
+  for (const auto& [input, array] : mapping) {
+    TRAINRT_REQUIRE(std::find(input_names.begin(), input_names.end(), input) != input_names.end(),
+                    kInvalidArgument,
+                    "--input ",
+                    input,
+                    "=",
+                    array,
+                    ": the model has no input '",
+                    input,
+                    "'",
+                    did_you_mean(input, input_names));
+  }
+  std::vector<int> left;
+  for (int i = 0; i < static_cast<int>(data.arrays().size()); ++i) {
+    if (used.count(i) == 0 && i != choice.label_array.value_or(-1)) {
+      left.push_back(i);
+    }
+  }
+  if (open.size() == 1 && left.size() == 1) {
+    bindings.push_back(bind_input(training.value(open[0]), data, left[0]));
+    open.clear();
+  }
+  std::string arrays;
+  for (const DataArray& array : data.arrays()) {
+    arrays += concat(arrays.empty() ? "'" : ", '",
+                     array.name,
+                     "' ",
+                     type_string({array.dtype, array.sample_shape}),
+                     " per sample");
+  }
+  TRAINRT_REQUIRE(open.empty(),
+                  kInvalidArgument,
+                  "no data for input ",
+                  list_inputs(training, open),
+                  ": ",
+                  data.description(),
+                  " has ",
+                  arrays,
+                  "; map it with --input NAME=ARRAY");
+  return bindings;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,36 @@
+// Parameters and state as whole logical tensors, over the pieces that a rank's executor holds.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/program.h"
+#include "runtime/checkpoint.h"
+#include "runtime/executor.h"
+
+namespace trainrt {
+
+class ParameterStore {
+ public:
+  ParameterStore(Executor& executor, const Program& program);
+
+  // Initial values: from the model's file, or zeros. Throws what TensorSource::load throws.
+  void load_initial();
+  // From whole tensors. Throws kInvalidArgument when a shape differs.
+  void load(const std::function<Tensor(const std::string& name)>& whole);
+
+  // Names of what this rank holds, and of what it is the one to save: of several ranks with equal
+  // contents the first.
+  std::vector<std::string> names() const;
+  std::vector<std::string> owned_names() const;
+  // This rank's piece of a tensor.
+  CheckpointTensor piece(const std::string& name) const;
+
+ private:
+  Executor& executor_;
+  const Program& program_;
+};
+
+}  // namespace trainrt

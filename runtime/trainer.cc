@@ -1,0 +1,416 @@
+#include "runtime/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <optional>
+
+#include "graph/base/log.h"
+#include "graph/onnx_export.h"
+#include "runtime/checkpoint.h"
+#include "runtime/commands/command.h"
+#include "runtime/compiled_ranks.h"
+#include "runtime/data_loader.h"
+#include "runtime/eval_result.h"
+#include "runtime/executor.h"
+#include "runtime/launcher.h"
+#include "runtime/metrics.h"
+#include "runtime/parameter_store.h"
+#include "runtime/plan_choice.h"
+#include "runtime/rank_groups.h"
+#include "runtime/signals.h"
+#include "runtime/training_job.h"
+
+namespace trainrt {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What all ranks of a run share, read-only while they run.
+struct Run {
+  const Options& options;
+  TrainingJob job;
+  std::vector<DeviceOptions> devices;
+  Plan plan;
+  StepRange range;
+  std::vector<CompiledRank> ranks;
+  std::optional<Checkpoint> checkpoint;  // to begin from
+  int exit_code = 0;                     // set by rank 0
+};
+
+// One rank, from allocation to the last step.
+class RankRunner {
+ public:
+  RankRunner(Run& run, int rank, Communicator* world)
+      : run_(run),
+        rank_(rank),
+        world_(world),
+        compiled_(run.ranks[static_cast<size_t>(rank)]),
+        device_(make_cpu_device(rank, run.devices[static_cast<size_t>(rank)])),
+        groups_(run.plan, world),
+        executor_(*device_, groups_.communicators(), run.job.input_names),
+        store_(executor_, *compiled_.programs[0]) {
+    for (size_t i = 0; i < compiled_.programs.size(); ++i) {
+      executor_.add_program(compiled_.programs[i], compiled_.memories[i]);
+    }
+    executor_.load();
+    store_.load_initial();
+    if (run.checkpoint) {
+      store_.load([&](const std::string& name) { return run.checkpoint->read(name); });
+    }
+    const int64_t own = executor_.arena_bytes();
+    peak_bytes_.assign(run.ranks.size(), own);
+    if (world_ != nullptr) {
+      world_->all_gather(
+          &own, peak_bytes_.data(), std::vector<int64_t>(run.ranks.size(), 1), DType::kInt64);
+    }
+  }
+
+  void train();
+  StepResult evaluate();
+
+ private:
+  StepResult run_step(const StepData& data, int64_t step);
+  bool asked_to_stop();
+  void save(int64_t step, int64_t position);
+  void export_model();
+  LoaderOptions loader_options(bool shuffle) const;
+  void report(const StepData& data, const StepResult& result, int64_t step, double seconds);
+
+  Run& run_;
+  int rank_;
+  Communicator* world_;
+  const CompiledRank& compiled_;
+  std::unique_ptr<Device> device_;
+  RankGroups groups_;
+  Executor executor_;
+  ParameterStore store_;
+  std::vector<int64_t> peak_bytes_;
+  LrSchedule schedule_;
+  std::unique_ptr<MetricsFile> metrics_;
+  std::unique_ptr<Progress> progress_;
+};
+
+LoaderOptions RankRunner::loader_options(bool shuffle) const {
+  LoaderOptions loader;
+  loader.seed = static_cast<uint64_t>(run_.options.seed);
+  loader.shuffle = shuffle;
+  loader.batch = run_.options.batch_size;
+  loader.start = run_.range.start;
+  loader.stop = run_.range.stop;
+  return loader;
+}
+
+StepResult RankRunner::run_step(const StepData& data, int64_t step) {
+  StepFeed feed;
+  feed.seed = static_cast<uint64_t>(run_.options.seed);
+  feed.step = step;
+  feed.learning_rate = schedule_.at(step);
+  feed.inputs = &data.inputs;
+  return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
+}
+
+// All ranks stop after the same step: rank 0 decides.
+bool RankRunner::asked_to_stop() {
+  int64_t signal = rank_ == 0 ? stop_signal() : 0;
+  if (world_ != nullptr) {
+    world_->broadcast(&signal, sizeof(signal), 0);
+  }
+  if (signal != 0 && rank_ == 0) {
+    run_.exit_code = 128 + static_cast<int>(signal);
+  }
+  return signal != 0;
+}
+
+void RankRunner::save(int64_t step, int64_t position) {
+  TrainingPosition at;
+  at.step = step;
+  at.position = position;
+  at.seed = run_.options.seed;
+  at.model_hash = run_.job.model->hash();
+  write_checkpoint(
+      run_.options.checkpoint_dir,
+      at,
+      store_.owned_names(),
+      [&](const std::string& name) { return store_.piece(name); },
+      world_);
+}
+
+void RankRunner::report(const StepData& data,
+                        const StepResult& result,
+                        int64_t step,
+                        double seconds) {
+  StepMetrics m;
+  m.step = step + 1;
+  m.loss = result.loss();
+  m.lr = schedule_.at(step);
+  m.grad_norm = result.grad_norm;
+  m.samples = data.num_samples;
+  m.step_seconds = seconds;
+  m.peak_bytes = peak_bytes_;
+  m.position = data.position + data.num_samples;
+  const int64_t n = run_.job.dataset->num_samples();
+  m.epoch = n == kEndlessSamples ? 0 : static_cast<double>(m.position) / static_cast<double>(n);
+  if (metrics_) {
+    metrics_->write(m);
+  }
+  progress_->show(m);
+}
+
+void RankRunner::train() {
+  const Options& options = run_.options;
+  schedule_ = {lr_schedule_from_name(options.lr_schedule),
+               options.lr,
+               options.warmup_steps,
+               run_.range.total_steps};
+  if (rank_ == 0) {
+    if (!options.metrics.empty()) {
+      metrics_ = std::make_unique<MetricsFile>(options.metrics,
+                                               run_.checkpoint ? run_.range.first_step : -1);
+    }
+    progress_ = std::make_unique<Progress>(run_.range.total_steps);
+  }
+  DataLoader loader(run_.job.dataset,
+                    run_.job.bindings,
+                    loader_options(true),
+                    [&](int64_t samples) -> const std::vector<MicroBatch>& {
+                      return compiled_.micro_batches(samples);
+                    });
+  const Clock::time_point begin = Clock::now();
+  int64_t step = run_.range.first_step;
+  int64_t position = run_.range.start;
+  int64_t saved_step = run_.checkpoint ? step : -1;
+  double loss = 0;
+  bool stopped = false;
+  while (const StepData* data = loader.next()) {
+    const Clock::time_point start = Clock::now();
+    const StepResult result = run_step(*data, step);
+    loss = result.loss();
+    if (rank_ == 0) {
+      report(*data, result, step, seconds_since(start));
+    }
+    ++step;
+    position = data->position + data->num_samples;
+    stopped = asked_to_stop();
+    const bool due = options.checkpoint_every > 0 && step % options.checkpoint_every == 0;
+    if (!options.checkpoint_dir.empty() && (due || stopped)) {
+      save(step, position);
+      saved_step = step;
+    }
+    if (stopped) {
+      break;
+    }
+  }
+  if (!options.checkpoint_dir.empty() && saved_step != step) {
+    save(step, position);
+    saved_step = step;
+  }
+  if (!options.export_file.empty() && !stopped) {
+    export_model();
+  }
+  if (rank_ != 0) {
+    return;
+  }
+  progress_->finish();
+  const double seconds = seconds_since(begin);
+  const double samples = static_cast<double>(position - run_.range.start);
+  std::printf("%s %" PRId64 " steps (%.0f samples) in %.1f s: %.0f samples/s, last loss %.6g\n",
+              stopped ? "stopped after" : "trained",
+              step - run_.range.first_step,
+              samples,
+              seconds,
+              samples / std::max(seconds, 1e-9),
+              loss);
+  if (saved_step >= 0 && !options.checkpoint_dir.empty()) {
+    std::printf("checkpoint of step %" PRId64 " in %s%s\n",
+                saved_step,
+                options.checkpoint_dir.c_str(),
+                stopped ? "; continue with --resume" : "");
+  }
+  if (!options.export_file.empty() && !stopped) {
+    std::printf("wrote %s\n", options.export_file.c_str());
+  }
+}
+
+void RankRunner::export_model() {
+  if (rank_ != 0) {
+    return;
+  }
+  export_trained(
+      *run_.job.model,
+      [&](const std::string& name) {
+        const auto type = run_.job.model_types.find(name);
+        const Tensor value = store_.piece(name).data;
+        return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);
+      },
+      run_.options.export_file);
+}
+
+StepResult RankRunner::evaluate() {
+  DataLoader loader(run_.job.dataset,
+                    run_.job.bindings,
+                    loader_options(false),
+                    [&](int64_t samples) -> const std::vector<MicroBatch>& {
+                      return compiled_.micro_batches(samples);
+                    });
+  StepResult sum;
+  int64_t step = 0;
+  while (const StepData* data = loader.next()) {
+    const StepResult result = run_step(*data, step++);
+    sum.loss_sum += result.loss_sum;
+    sum.item_count += result.item_count;
+    sum.correct += result.correct;
+    sum.has_correct = result.has_correct;
+    if (asked_to_stop()) {
+      break;
+    }
+  }
+  return sum;
+}
+
+int64_t num_parameters(const Program& program) {
+  int64_t count = 0;
+  for (const Value& value : program.variants.at(0).graph.values()) {
+    count += value.kind == ValueKind::kParameter ? num_elements(value.type.shape) : 0;
+  }
+  return count;
+}
+
+void describe(const Run& run) {
+  const int64_t n = run.job.dataset->num_samples();
+  std::string memory;
+  for (const CompiledRank& rank : run.ranks) {
+    memory += concat(memory.empty() ? "" : " + ", rank.arena_bytes() >> 20);
+  }
+  log_info("model ",
+           run.job.model->path(),
+           ": ",
+           num_parameters(*run.ranks[0].programs[0]),
+           " trained parameters",
+           run.ranks.size() > 1 ? " on rank 0" : "",
+           ", loss ",
+           run.job.from_training_info ? "of the model" : run.job.spec.loss.kind,
+           ", ",
+           run.job.precision);
+  log_info("data ",
+           run.job.dataset->description(),
+           ": ",
+           n == kEndlessSamples ? "endless" : concat(n),
+           " samples, batch ",
+           run.options.batch_size,
+           ", ",
+           run.range.total_steps,
+           " steps in all");
+  log_info("plan ",
+           run.plan.data_parallel,
+           " data x ",
+           run.plan.tensor_parallel,
+           " tensor x ",
+           run.plan.pipeline_parallel,
+           " pipeline, ",
+           run.devices[0].threads,
+           " threads per rank, ",
+           memory,
+           " MiB");
+}
+
+// A folder with checkpoints is continued or refused: nothing is overwritten by accident.
+std::optional<Checkpoint> open_checkpoint(const Options& options, const TrainingJob& job) {
+  if (options.checkpoint_dir.empty()) {
+    TRAINRT_REQUIRE(!options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
+    TRAINRT_REQUIRE(options.checkpoint_every == 0,
+                    kInvalidArgument,
+                    "--checkpoint-every wants --checkpoint-dir DIR");
+    return std::nullopt;
+  }
+  if (!options.resume) {
+    const std::vector<int64_t> steps = checkpoint_steps(options.checkpoint_dir);
+    TRAINRT_REQUIRE(steps.empty(),
+                    kInvalidArgument,
+                    "--checkpoint-dir '",
+                    options.checkpoint_dir,
+                    "' already holds a checkpoint of step ",
+                    steps.back(),
+                    "; continue it with --resume, or choose another folder");
+    return std::nullopt;
+  }
+  std::optional<Checkpoint> checkpoint = Checkpoint::newest(options.checkpoint_dir);
+  if (!checkpoint) {
+    log_warning(
+        "no complete checkpoint in '", options.checkpoint_dir, "': starting from the model");
+    return std::nullopt;
+  }
+  TRAINRT_REQUIRE(checkpoint->position().model_hash == job.model->hash(),
+                  kInvalidArgument,
+                  "checkpoint '",
+                  checkpoint->path(),
+                  "' is of another model than '",
+                  job.model->path(),
+                  "'");
+  log_info("resuming from ", checkpoint->path());
+  return checkpoint;
+}
+
+Run prepare(const Options& options, bool evaluate) {
+  Run run{options, make_training_job(options, evaluate), local_devices(options), {}, {}, {}, {}, 0};
+  int64_t first_step = 0, position = 0;
+  if (!evaluate) {
+    run.checkpoint = open_checkpoint(options, run.job);
+    if (run.checkpoint) {
+      first_step = run.checkpoint->position().step;
+      position = run.checkpoint->position().position;
+    }
+  }
+  run.plan = choose_plan(options, run.job, static_cast<int>(run.devices.size()));
+  run.range = step_range(options, run.job.dataset->num_samples(), first_step, position);
+  std::vector<int64_t> sizes = run.range.sizes;
+  if (sizes.empty()) {
+    sizes = {options.batch_size};  // nothing left to do but to export
+  }
+  run.ranks = compile_ranks(run.job, run.plan, run.devices, sizes);
+  return run;
+}
+
+}  // namespace
+
+int train(const Options& options) {
+  if (options.is_given("config") || options.is_given("set")) {
+    log_info(
+        "configuration:\n",
+        resolved_config(options, kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions));
+  }
+  catch_stop_signals();
+  Run run = prepare(options, false);
+  describe(run);
+  run_ranks(static_cast<int>(run.ranks.size()),
+            options.deadline,
+            [&](int rank, Communicator* world) { RankRunner(run, rank, world).train(); });
+  return run.exit_code;
+}
+
+int evaluate(const Options& options) {
+  catch_stop_signals();
+  Run run = prepare(options, true);
+  describe(run);
+  StepResult sum;
+  run_ranks(
+      static_cast<int>(run.ranks.size()), options.deadline, [&](int rank, Communicator* world) {
+        const StepResult result = RankRunner(run, rank, world).evaluate();
+        if (rank == 0) {
+          sum = result;
+        }
+      });
+  if (run.exit_code != 0) {
+    return run.exit_code;
+  }
+  write_result(eval_result(sum, options.format == "json"), options);
+  return 0;
+}
+
+}  // namespace trainrt

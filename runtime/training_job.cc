@@ -1,0 +1,181 @@
+#include "runtime/training_job.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "graph/passes/precision.h"
+#include "runtime/data_choice.h"
+#include "runtime/sample_order.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr int64_t kSyntheticSteps = 100;  // what one epoch of endless data means
+
+int64_t parse_integer(const std::string& text, const std::string& where) {
+  int64_t value = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  TRAINRT_REQUIRE(status == std::errc() && end == text.data() + text.size(),
+                  kInvalidArgument,
+                  where,
+                  " is '",
+                  text,
+                  "'; wanted an integer");
+  return value;
+}
+
+OptimizerSpec optimizer_spec(const Options& options) {
+  OptimizerSpec spec;
+  spec.name = options.optimizer;
+  const bool decays = spec.name == "adamw" || spec.name == "lamb";
+  spec.weight_decay = options.weight_decay.value_or(decays ? 0.01 : 0.0);
+  spec.momentum = options.momentum;
+  spec.nesterov = options.nesterov;
+  spec.beta1 = options.beta1;
+  spec.beta2 = options.beta2;
+  spec.eps = options.eps;
+  spec.clip_norm = options.clip_norm;
+  return spec;
+}
+
+std::string resolve_precision(const Options& options) {
+  if (options.precision == "auto" || options.precision == "tf32") {
+    return "fp32";  // what a CPU has
+  }
+  TRAINRT_REQUIRE(options.precision == "fp32" || options.precision == "fp64",
+                  kUnsupported,
+                  "--precision ",
+                  options.precision,
+                  " needs a CUDA device; the CPU runs fp32 and fp64");
+  return options.precision;
+}
+
+int64_t micro_batch_to_try(const Options& options) {
+  return options.micro_batch_size > 0 ? std::min(options.micro_batch_size, options.batch_size)
+                                      : options.batch_size;
+}
+
+void record_model_types(const Graph& forward, TrainingJob& job) {
+  for (const Value& value : forward.values()) {
+    if (value.kind == ValueKind::kParameter || value.kind == ValueKind::kState) {
+      job.model_types[value.name] = value.type;
+    }
+  }
+}
+
+}  // namespace
+
+BindOptions bind_options(const Options& options, bool training) {
+  BindOptions bind;
+  for (const auto& [dim, size] : parse_pairs(options.bind, "--bind")) {
+    bind.dims[dim] = parse_integer(size, "--bind " + dim);
+    TRAINRT_REQUIRE(
+        bind.dims[dim] > 0, kInvalidArgument, "--bind ", dim, " is ", size, "; wanted at least 1");
+  }
+  for (const auto& [name, axis] : parse_pairs(options.batch_axis, "--batch-axis")) {
+    bind.batch_axes[name] = static_cast<int>(parse_integer(axis, "--batch-axis " + name));
+  }
+  bind.trainable = options.trainable;
+  bind.freeze = options.freeze;
+  bind.training = training;
+  return bind;
+}
+
+Graph TrainingJob::forward(int64_t micro_batch) const {
+  BindOptions bound = bind;
+  bound.batch = micro_batch;
+  return apply_precision(model->bind(bound), precision);
+}
+
+TrainingGraph TrainingJob::build(int64_t micro_batch, bool accumulate) const {
+  if (evaluate) {
+    return build_eval_graph(forward(micro_batch), spec.loss);
+  }
+  if (from_training_info) {
+    BindOptions bound = bind;
+    bound.batch = micro_batch;
+    return build_from_training_info(*model, bound, accumulate);
+  }
+  TrainingSpec at_size = spec;
+  at_size.accumulate = accumulate;
+  if (!at_size.loss.labels_shape.empty()) {
+    at_size.loss.labels_shape[0] = micro_batch;
+  }
+  return build_training_graph(forward(micro_batch), at_size);
+}
+
+TrainingJob make_training_job(const Options& options, bool evaluate) {
+  TrainingJob job;
+  job.model = std::make_shared<const OnnxModel>(OnnxModel::load(options.arguments.at(0)));
+  job.bind = bind_options(options, !evaluate);
+  // Only names that the model knows: unknown ones belong to data arrays.
+  std::map<std::string, int> array_axes;
+  for (auto at = job.bind.batch_axes.begin(); at != job.bind.batch_axes.end();) {
+    const std::string& name = at->first;
+    const bool is_input = std::any_of(job.model->inputs().begin(),
+                                      job.model->inputs().end(),
+                                      [&](const ModelInput& input) { return input.name == name; });
+    if (!is_input) {
+      array_axes.insert(*at);
+      at = job.bind.batch_axes.erase(at);
+    } else {
+      ++at;
+    }
+  }
+  job.precision = resolve_precision(options);
+  job.evaluate = evaluate;
+  job.spec.optimizer = optimizer_spec(options);
+  job.from_training_info = !evaluate && job.model->has_training_info() &&
+                           !options.is_given("optimizer") && !options.is_given("loss");
+  const int64_t micro_batch = micro_batch_to_try(options);
+  BindOptions bound = job.bind;
+  bound.batch = micro_batch;
+  const Graph plain = job.model->bind(bound);
+  record_model_types(plain, job);
+  job.num_forward_nodes = plain.num_nodes();
+  const Graph forward = apply_precision(plain, job.precision);
+  DataChoice choice = choose_data(options, forward, evaluate, array_axes);
+  job.dataset = choice.dataset;
+  job.spec.loss = choice.loss;
+  const TrainingGraph graph = job.build(micro_batch, false);
+  job.bindings = bind_inputs(options, graph.graph, choice);
+  for (const InputBinding& binding : job.bindings) {
+    job.input_names.push_back(binding.input);
+  }
+  return job;
+}
+
+StepRange step_range(const Options& options,
+                     int64_t num_samples,
+                     int64_t first_step,
+                     int64_t start) {
+  TRAINRT_REQUIRE(!options.steps || !options.epochs,
+                  kInvalidArgument,
+                  "--steps and --epochs both say how long to train; give one");
+  const bool endless = num_samples == kEndlessSamples;
+  StepRange range;
+  range.first_step = first_step;
+  range.start = start;
+  const int64_t steps =
+      options.steps ? *options.steps : options.epochs.value_or(1) * kSyntheticSteps;
+  const int64_t stop =
+      endless || options.steps ? kEndlessSamples : options.epochs.value_or(1) * num_samples;
+  const int64_t last_step = endless || options.steps ? steps : kEndlessSamples;
+  std::set<int64_t, std::greater<>> sizes;
+  int64_t position = start;
+  int64_t step = first_step;
+  while (step < last_step && position < stop) {
+    const int64_t samples = samples_at(position, options.batch_size, num_samples);
+    sizes.insert(samples);
+    position += samples;
+    ++step;
+  }
+  range.total_steps = step;
+  range.stop = position;
+  range.sizes.assign(sizes.begin(), sizes.end());
+  return range;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,56 @@
+// What is trained, on which data, how: the options resolved against the model and the data. Knows
+// nothing of ranks.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/onnx_import.h"
+#include "graph/training_graph.h"
+#include "runtime/data_loader.h"
+#include "runtime/dataset.h"
+#include "runtime/lr_schedule.h"
+#include "runtime/options.h"
+
+namespace trainrt {
+
+struct TrainingJob {
+  std::shared_ptr<const OnnxModel> model;
+  BindOptions bind;
+  TrainingSpec spec;
+  std::string precision;            // "fp32", "fp64", ...: resolved
+  bool evaluate = false;            // forward and loss only
+  bool from_training_info = false;  // the model itself says how it is trained
+  std::shared_ptr<const Dataset> dataset;
+  std::vector<InputBinding> bindings;
+  std::vector<std::string> input_names;  // of the bindings, in order
+  int num_forward_nodes = 0;
+  std::map<std::string, TensorType> model_types;  // parameters and state as the file has them
+
+  // The graph of one micro-batch size; a TrainingGraphFactory.
+  TrainingGraph build(int64_t micro_batch, bool accumulate) const;
+  // The forward graph alone, in the run's precision.
+  Graph forward(int64_t micro_batch) const;
+};
+
+// Throws kIo, kInvalidModel, kUnsupported or kInvalidArgument with what does not fit together.
+TrainingJob make_training_job(const Options& options, bool evaluate);
+
+// How far to go. `steps` and `epochs` count from the beginning of training.
+struct StepRange {
+  int64_t first_step = 0;
+  int64_t total_steps = 0;
+  int64_t start = 0;  // global sample counts
+  int64_t stop = 0;
+  std::vector<int64_t> sizes;  // the different numbers of samples of a step, largest first
+};
+StepRange step_range(const Options& options,
+                     int64_t num_samples,
+                     int64_t first_step,
+                     int64_t start);
+
+BindOptions bind_options(const Options& options, bool training);
+
+}  // namespace trainrt
