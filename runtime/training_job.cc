@@ -90,9 +90,6 @@ Graph TrainingJob::forward(int64_t micro_batch) const {
 }
 
 TrainingGraph TrainingJob::build(int64_t micro_batch, bool accumulate) const {
-  if (evaluate) {
-    return build_eval_graph(forward(micro_batch), spec.loss);
-  }
   if (from_training_info) {
     BindOptions bound = bind;
     bound.batch = micro_batch;
@@ -103,7 +100,8 @@ TrainingGraph TrainingJob::build(int64_t micro_batch, bool accumulate) const {
   if (!at_size.loss.labels_shape.empty()) {
     at_size.loss.labels_shape[0] = micro_batch;
   }
-  return build_training_graph(forward(micro_batch), at_size);
+  return evaluate ? build_eval_graph(forward(micro_batch), at_size.loss)
+                  : build_training_graph(forward(micro_batch), at_size);
 }
 
 TrainingJob make_training_job(const Options& options, bool evaluate) {
