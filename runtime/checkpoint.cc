@@ -177,19 +177,39 @@ void write_checkpoint(const std::string& folder,
   if (world != nullptr) {
     world->barrier();
   }
-  const Json own = write_shard(path, shard_name(rank, world_size), names, fetch);
-  const std::vector<Json> parts = gather_parts(own, world);
-  if (rank == 0) {
-    write_manifest(path, position, parts);
-    std::error_code error;
-    fs::remove_all(final_path, error);  // a broken one: resume would have started from a whole one
-    fs::rename(path, final_path, error);
-    TRAINRT_REQUIRE(
-        !error, kIo, "cannot rename '", path, "' to '", final_path, "': ", error.message());
-    sync_folder(folder);
+  try {
+    const Json own = write_shard(path, shard_name(rank, world_size), names, fetch);
+    const std::vector<Json> parts = gather_parts(own, world);
+    if (rank == 0) {
+      write_manifest(path, position, parts);
+      std::error_code error;
+      fs::remove_all(final_path, error);  // broken: a whole one would have been resumed from
+      fs::rename(path, final_path, error);
+      TRAINRT_REQUIRE(
+          !error, kIo, "cannot rename '", path, "' to '", final_path, "': ", error.message());
+      sync_folder(folder);
+    }
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+    throw;
   }
   if (world != nullptr) {
     world->barrier();
+  }
+}
+
+void remove_unfinished_checkpoints(const std::string& folder) {
+  std::error_code error;
+  std::vector<fs::path> unfinished;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind("step-", 0) == 0 && name.ends_with(".tmp")) {
+      unfinished.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : unfinished) {
+    fs::remove_all(path, error);
   }
 }
 

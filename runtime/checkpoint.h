@@ -75,6 +75,9 @@ class Checkpoint {
   std::map<std::string, Entry> entries_;
 };
 
+// Removes what a killed run left half written.
+void remove_unfinished_checkpoints(const std::string& folder);
+
 // Steps of the checkpoints in `folder`, complete or not, ascending.
 std::vector<int64_t> checkpoint_steps(const std::string& folder);
 

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "runtime/device.h"
+#include "runtime/machine.h"
 
 namespace trainrt {
 
@@ -124,7 +125,10 @@ std::unique_ptr<DeviceBuffer> CpuDevice::allocate(int64_t bytes) {
   }
   const size_t rounded =
       (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + kAlignment - 1) / kAlignment * kAlignment;
-  void* data = std::aligned_alloc(kAlignment, rounded);
+  // Linux hands out more than it has and kills whoever uses it, so it is asked first.
+  const int64_t available = available_memory_bytes();
+  const bool fits = available == 0 || static_cast<int64_t>(rounded) <= available;
+  void* data = fits ? std::aligned_alloc(kAlignment, rounded) : nullptr;
   if (data == nullptr) {
     used_ -= bytes;
     TRAINRT_FAIL(kOutOfMemory,
@@ -132,8 +136,10 @@ std::unique_ptr<DeviceBuffer> CpuDevice::allocate(int64_t bytes) {
                  ": the machine has no room for ",
                  bytes,
                  " bytes (",
+                 available,
+                 " are available, ",
                  total - bytes,
-                 " are in use, limit ",
+                 " in use by this rank, limit ",
                  options_.memory_limit ? concat(*options_.memory_limit, " bytes") : "none",
                  "). Use a smaller --micro-batch-size or --recompute full");
   }

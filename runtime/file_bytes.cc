@@ -97,8 +97,44 @@ void sync_folder(const std::string& path) {
   }
 }
 
-void write_file_atomically(const std::string& path,
+void require_writable(const std::string& path, const std::string& flag) {
+  if (fs::exists(path) && !fs::is_regular_file(path)) {
+    TRAINRT_REQUIRE(!fs::is_directory(path), kIo, flag, " '", path, "' is a folder, wanted a file");
+    return;  // a device or a pipe: writing will tell
+  }
+  const fs::path folder = fs::path(path).parent_path();
+  TRAINRT_REQUIRE(folder.empty() || fs::is_directory(folder),
+                  kIo,
+                  flag,
+                  " '",
+                  path,
+                  "': folder '",
+                  folder.string(),
+                  "' does not exist");
+  const std::string probe = concat(path, ".probe.", ::getpid());
+  errno = 0;
+  const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0644);
+  TRAINRT_REQUIRE(fd >= 0, kIo, flag, " '", path, "' cannot be written: ", system_reason());
+  ::close(fd);
+  ::unlink(probe.c_str());
+}
+
+void write_file_atomically(const std::string& wanted_path,
                            const std::function<void(std::ostream&)>& write) {
+  if (fs::exists(wanted_path) && !fs::is_regular_file(wanted_path)) {
+    // A device or a pipe (/dev/stdout): there is nothing to rename onto.
+    errno = 0;
+    std::ofstream stream(wanted_path, std::ios::binary);
+    if (stream) {
+      write(stream);
+      stream.flush();
+    }
+    TRAINRT_REQUIRE(stream.good(), kIo, "cannot write '", wanted_path, "': ", system_reason());
+    return;
+  }
+  // A link stays a link: what it points to is replaced.
+  const std::string path =
+      fs::is_symlink(wanted_path) ? fs::weakly_canonical(wanted_path).string() : wanted_path;
   const std::string temporary = concat(path, ".tmp.", ::getpid());
   const auto fail = [&](const std::string& action) {
     const std::string reason = system_reason();

@@ -21,6 +21,10 @@ std::vector<std::byte> inflate_raw(const std::byte* data,
                                    size_t inflated_bytes,
                                    const std::string& what);
 
+// Throws kIo, naming `flag`, when a file `path` could not be written: to be told before hours of
+// work, not after.
+void require_writable(const std::string& path, const std::string& flag);
+
 // Calls `write` on a stream to a temporary file beside `path`, syncs it and renames it to `path`:
 // whoever looks sees the old contents or the new, even after a crash. Throws kIo (disk full, not
 // writable) and removes the temporary file.

@@ -55,16 +55,21 @@ int num_usable_cores() {
   return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
+int64_t available_memory_bytes() {
+  const int64_t available = meminfo("MemAvailable");
+  const int64_t limit = group_limit();
+  return limit > 0 && limit < available ? limit : available;
+}
+
 Machine describe_machine() {
   Machine machine;
   machine.cpu = cpu_model();
   machine.isa = cpu_device_spec({}).isa;
   machine.cores = num_usable_cores();
   machine.memory_bytes = meminfo("MemTotal");
-  machine.available_bytes = meminfo("MemAvailable");
+  machine.available_bytes = available_memory_bytes();
   if (const int64_t limit = group_limit(); limit > 0 && limit < machine.memory_bytes) {
     machine.memory_bytes = limit;
-    machine.available_bytes = std::min(machine.available_bytes, limit);
   }
   if (void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL); driver != nullptr) {
     machine.driver_library = "libcuda.so.1";

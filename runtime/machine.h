@@ -17,6 +17,9 @@ struct Machine {
 
 Machine describe_machine();
 
+// Memory that can still be used without swapping; 0 when unknown.
+int64_t available_memory_bytes();
+
 // Cores this process may use (its affinity mask).
 int num_usable_cores();
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include "graph/base/log.h"
@@ -14,6 +15,7 @@
 #include "runtime/data_loader.h"
 #include "runtime/eval_result.h"
 #include "runtime/executor.h"
+#include "runtime/file_bytes.h"
 #include "runtime/launcher.h"
 #include "runtime/metrics.h"
 #include "runtime/parameter_store.h"
@@ -323,10 +325,6 @@ void describe(const Run& run) {
 // A folder with checkpoints is continued or refused: nothing is overwritten by accident.
 std::optional<Checkpoint> open_checkpoint(const Options& options, const TrainingJob& job) {
   if (options.checkpoint_dir.empty()) {
-    TRAINRT_REQUIRE(!options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
-    TRAINRT_REQUIRE(options.checkpoint_every == 0,
-                    kInvalidArgument,
-                    "--checkpoint-every wants --checkpoint-dir DIR");
     return std::nullopt;
   }
   if (!options.resume) {
@@ -340,6 +338,7 @@ std::optional<Checkpoint> open_checkpoint(const Options& options, const Training
                     "; continue it with --resume, or choose another folder");
     return std::nullopt;
   }
+  remove_unfinished_checkpoints(options.checkpoint_dir);
   std::optional<Checkpoint> checkpoint = Checkpoint::newest(options.checkpoint_dir);
   if (!checkpoint) {
     log_warning(
@@ -357,8 +356,44 @@ std::optional<Checkpoint> open_checkpoint(const Options& options, const Training
   return checkpoint;
 }
 
+// Flags that contradict each other, before any file is read.
+void check_flags(const Options& options) {
+  TRAINRT_REQUIRE(!options.steps || !options.epochs,
+                  kInvalidArgument,
+                  "--steps and --epochs both say how long to train; give one");
+  const bool has_folder = !options.checkpoint_dir.empty();
+  TRAINRT_REQUIRE(
+      has_folder || !options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
+  TRAINRT_REQUIRE(has_folder || options.checkpoint_every == 0,
+                  kInvalidArgument,
+                  "--checkpoint-every wants --checkpoint-dir DIR");
+}
+
+// Outputs that cannot be written are told before the work, not after it.
+void check_outputs(const Options& options) {
+  if (!options.export_file.empty()) {
+    require_writable(options.export_file, "--export");
+  }
+  if (!options.metrics.empty()) {
+    require_writable(options.metrics, "--metrics");
+  }
+  if (!options.checkpoint_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.checkpoint_dir, error);
+    TRAINRT_REQUIRE(!error,
+                    kIo,
+                    "cannot create --checkpoint-dir '",
+                    options.checkpoint_dir,
+                    "': ",
+                    error.message());
+    require_writable(options.checkpoint_dir + "/manifest.json", "--checkpoint-dir");
+  }
+}
+
 Run prepare(const Options& options, bool evaluate) {
-  Run run{options, make_training_job(options, evaluate), local_devices(options), {}, {}, {}, {}, 0};
+  check_flags(options);
+  const std::vector<DeviceOptions> devices = local_devices(options);
+  Run run{options, make_training_job(options, evaluate), devices, {}, {}, {}, {}, 0};
   int64_t first_step = 0, position = 0;
   if (!evaluate) {
     run.checkpoint = open_checkpoint(options, run.job);
@@ -386,6 +421,7 @@ int train(const Options& options) {
         resolved_config(options, kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions));
   }
   catch_stop_signals();
+  check_outputs(options);
   Run run = prepare(options, false);
   describe(run);
   run_ranks(static_cast<int>(run.ranks.size()),

@@ -149,9 +149,6 @@ StepRange step_range(const Options& options,
                      int64_t num_samples,
                      int64_t first_step,
                      int64_t start) {
-  TRAINRT_REQUIRE(!options.steps || !options.epochs,
-                  kInvalidArgument,
-                  "--steps and --epochs both say how long to train; give one");
   const bool endless = num_samples == kEndlessSamples;
   StepRange range;
   range.first_step = first_step;

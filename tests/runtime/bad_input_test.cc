@@ -1,0 +1,116 @@
+// Bad input of any kind ends in one clear message and the exit code of the contract.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "tests/support/run_program.h"
+#include "tests/support/tiny_model.h"
+
+namespace trainrt {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::ProgramResult;
+using testing::run_trainrt;
+using testing::TemporaryFolder;
+using testing::write_text;
+
+struct BadInput {
+  const char* name;
+  // %M: the model, %D: a folder that exists.
+  std::vector<std::string> arguments;
+  int exit_code;
+  std::vector<std::string> says;  // each part of the message
+};
+
+void PrintTo(const BadInput& input, std::ostream* out) {
+  *out << input.name;
+}
+
+class BadInputTest : public ::testing::TestWithParam<BadInput> {
+ protected:
+  std::string filled(std::string text) const {
+    for (const auto& [mark, value] :
+         {std::pair<std::string, std::string>{"%M", model_}, {"%D", folder_.path()}}) {
+      for (size_t at = text.find(mark); at != std::string::npos; at = text.find(mark)) {
+        text.replace(at, 2, value);
+      }
+    }
+    return text;
+  }
+
+  TemporaryFolder folder_;
+  std::string model_ = folder_.file("tiny.onnx");
+};
+
+TEST_P(BadInputTest, EndsInOneClearMessage) {
+  write_text(model_, testing::tiny_model());
+  write_text(folder_.file("garbage.onnx"), "\x01\x02 this is no model");
+  write_text(folder_.file("config.yaml"), "optimiser: adam\n");
+  write_text(folder_.file("small.yaml"),
+             "hosts:\n  - {count: 1, devices: [{count: 1, type: cpu, memory: 1000}]}\n");
+  std::filesystem::create_directories(folder_.file("empty"));
+  write_text(folder_.file("broken.npz"), "PK no archive, but long enough to look for its end");
+  std::vector<std::string> arguments;
+  for (const std::string& argument : GetParam().arguments) {
+    arguments.push_back(filled(argument));
+  }
+  const ProgramResult result = run_trainrt(arguments);
+  EXPECT_EQ(result.exit_code, GetParam().exit_code) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("error: "));
+  for (const std::string& part : GetParam().says) {
+    EXPECT_THAT(result.err, HasSubstr(filled(part)));
+  }
+}
+
+const std::vector<BadInput> kBadInputs = {
+    {"Command", {"rum"}, 2, {"unknown command 'rum'", "'run'"}},
+    {"NoModel", {"run"}, 2, {"wants MODEL.onnx"}},
+    {"TwoModels", {"run", "%M", "other.onnx"}, 2, {"other.onnx"}},
+    {"Flag", {"run", "%M", "--batchsize", "3"}, 2, {"--batchsize", "--batch-size"}},
+    {"FlagOfAnotherCommand", {"eval", "%M", "--lr", "3"}, 2, {"'trainrt eval' takes no --lr"}},
+    {"FlagWithoutValue", {"run", "%M", "--lr"}, 2, {"--lr"}},
+    {"Number", {"run", "%M", "--lr", "much"}, 2, {"--lr", "much", "a number"}},
+    {"ConfigKey", {"run", "%M", "--config", "%D/config.yaml"}, 2, {"config.yaml:1", "optimizer"}},
+    {"NoConfig", {"run", "%M", "--config", "%D/none.yaml"}, 5, {"none.yaml"}},
+    {"GarbageModel", {"run", "%D/garbage.onnx"}, 3, {"garbage.onnx"}},
+    {"NoModelFile", {"run", "%D/none.onnx"}, 5, {"none.onnx"}},
+    {"StepsAndEpochs", {"run", "%M", "--steps", "1", "--epochs", "1"}, 2, {"--steps and --epochs"}},
+    {"Loss", {"run", "%M", "--loss", "hinge"}, 2, {"hinge", "mse"}},
+    {"NoData", {"run", "%M", "--data", "%D/none"}, 2, {"%D/none", "does not exist"}},
+    {"DataOfUnknownKind", {"run", "%M", "--data", "%M"}, 2, {"F.npz"}},
+    {"EmptyFolder", {"run", "%M", "--data", "%D/empty"}, 2, {"train-images"}},
+    {"BrokenArchive", {"run", "%M", "--data", "%D/broken.npz"}, 2, {"broken.npz"}},
+    {"TextForADenseModel", {"run", "%M", "--data", "text:%M"}, 2, {"no integer input"}},
+    {"NoTokenFile", {"run", "%M", "--data", "tokens:%D/none.bin"}, 2, {}},
+    {"ResumeWithoutFolder", {"run", "%M", "--resume"}, 2, {"--checkpoint-dir"}},
+    {"TooManyRanks", {"run", "%M", "--dp", "2"}, 2, {"needs 2 devices, there are 1", "cpu:N"}},
+    {"Devices", {"run", "%M", "--devices", "tpu"}, 2, {"tpu", "cpu:N"}},
+    {"NoGpu", {"run", "%M", "--devices", "cuda"}, 5, {"doctor"}},
+    {"Precision", {"run", "%M", "--precision", "bf16"}, 3, {"bf16", "fp32"}},
+    {"MetricsFolder", {"run", "%M", "--metrics", "%D/no/m.jsonl"}, 5, {"%D/no", "--metrics"}},
+    {"ExportFolder", {"run", "%M", "--export", "%D/no/m.onnx"}, 5, {"%D/no", "--export"}},
+    {"CheckpointUnderAFile", {"run", "%M", "--checkpoint-dir", "%M/ck"}, 5, {"--checkpoint-dir"}},
+    {"MetricsDiskFull",
+     {"run", "%M", "--loss", "mse", "--metrics", "/dev/full"},
+     5,
+     {"/dev/full", "No space left"}},
+    {"OutputDiskFull", {"ops", "-o", "/dev/full"}, 5, {"No space left"}},
+    {"TooLittleMemory",
+     {"run", "%M", "--loss", "mse", "--cluster", "%D/small.yaml"},
+     4,
+     {"memory limit", "1000"}},
+    {"NonFinite",
+     {"run", "%M", "--loss", "mse", "--lr", "1e38", "--optimizer", "sgd"},
+     1,
+     {"step ", "--lr"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Program,
+                         BadInputTest,
+                         ::testing::ValuesIn(kBadInputs),
+                         [](const auto& row) { return std::string(row.param.name); });
+
+}  // namespace
+}  // namespace trainrt

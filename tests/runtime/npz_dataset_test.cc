@@ -1,0 +1,83 @@
+// Archives written by numpy itself, with the system's python3 (a test dependency).
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "graph/base/error.h"
+#include "runtime/dataset.h"
+#include "tests/support/run_program.h"
+
+namespace trainrt {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void numpy(const std::string& code) {
+  const std::string command = "/usr/bin/python3 -c \"import numpy as np\n" + code + "\"";
+  ASSERT_EQ(std::system(command.c_str()), 0) << code;
+}
+
+std::vector<float> read_floats(const Dataset& data, int64_t index) {
+  const int at = *data.find_array("x");
+  std::vector<float> values(4);
+  data.read(at, index, reinterpret_cast<std::byte*>(values.data()));
+  return values;
+}
+
+TEST(NpzDatasetTest, StoredDeflatedAndFortranArraysReadAlike) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("d.npz");
+  for (const char* save : {"np.savez('", "np.savez_compressed('"}) {
+    for (const char* order : {"C", "F"}) {
+      numpy(std::string("x = np.arange(12, dtype='f4').reshape(3, 2, 2)\n") + save + path +
+            "', x=np.asarray(x, order='" + order + "'), y=np.array([1, 2, 3]))");
+      const auto data = open_npz(path, {});
+      EXPECT_EQ(data->num_samples(), 3);
+      EXPECT_THAT(read_floats(*data, 1), ElementsAre(4, 5, 6, 7));
+      EXPECT_EQ(data->arrays()[1].dtype, DType::kInt64);
+    }
+  }
+}
+
+TEST(NpzDatasetTest, AnotherAxisCanEnumerateSamples) {
+  const testing::TemporaryFolder folder;
+  numpy("np.savez('" + folder.file("d.npz") +
+        "', x=np.arange(12, dtype='f4').reshape(4, 3), y=np.zeros(3))");
+  const auto data = open_npz(folder.file("d.npz"), {{"x", 1}});
+  EXPECT_THAT(read_floats(*data, 2), ElementsAre(2, 5, 8, 11));
+}
+
+TEST(NpzDatasetTest, DamageIsAnErrorThatNamesTheFile) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("d.npz");
+  numpy("np.savez_compressed('" + path +
+        "', x=np.random.RandomState(0).rand(50, 4), y=np.zeros(50))");
+  const std::string whole = testing::file_text(path);
+  for (size_t size = 0; size < whole.size(); size += 97) {
+    testing::write_text(path, whole.substr(0, size));
+    EXPECT_THROW(open_npz(path, {}), Error) << size;
+  }
+  int refused = 0;
+  for (size_t at = 0; at < whole.size(); at += 13) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x55);
+    testing::write_text(path, damaged);
+    try {
+      open_npz(path, {});  // a change in a time stamp, say, does no harm
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 10);
+  numpy("np.savez('" + path + "', x=np.zeros(2, dtype='>f4'))");
+  try {
+    open_npz(path, {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("little-endian"));
+  }
+}
+
+}  // namespace
+}  // namespace trainrt

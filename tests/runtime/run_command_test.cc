@@ -1,0 +1,156 @@
+// The program as a user starts it: what it prints, writes and returns.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/run_program.h"
+#include "tests/support/tiny_model.h"
+
+namespace trainrt {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::file_text;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+using testing::run_trainrt;
+using testing::TemporaryFolder;
+using testing::write_text;
+
+class RunCommandTest : public ::testing::Test {
+ protected:
+  RunCommandTest() { write_text(model_, testing::tiny_model()); }
+
+  ProgramResult run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"run", model_, "--loss", testing::kTinyLoss});
+    return run_trainrt(arguments);
+  }
+
+  static std::vector<nlohmann::json> metrics(const std::string& path) {
+    std::vector<nlohmann::json> lines;
+    std::istringstream stream(file_text(path));
+    std::string line;
+    while (std::getline(stream, line)) {
+      lines.push_back(nlohmann::json::parse(line));
+    }
+    return lines;
+  }
+
+  // Loss, learning rate and gradient norm of each step: what must be equal to the last bit.
+  static std::vector<std::string> course(const std::string& path) {
+    std::vector<std::string> steps;
+    for (const nlohmann::json& line : metrics(path)) {
+      steps.push_back(line["step"].dump() + " " + line["loss"].dump() + " " + line["lr"].dump() +
+                      " " + line["grad_norm"].dump() + " " + line["samples"].dump());
+    }
+    return steps;
+  }
+
+  TemporaryFolder folder_;
+  std::string model_ = folder_.file("tiny.onnx");
+};
+
+TEST_F(RunCommandTest, SyntheticDataIsLearned) {
+  const ProgramResult result =
+      run({"--steps", "200", "--lr", "0.02", "--metrics", folder_.file("m.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("trained 200 steps (6400 samples)"));
+  const auto lines = metrics(folder_.file("m.jsonl"));
+  ASSERT_EQ(lines.size(), 200u);
+  for (const char* key : {"step", "loss", "lr", "grad_norm", "samples", "step_seconds"}) {
+    EXPECT_TRUE(lines[0].contains(key)) << key;
+  }
+  EXPECT_EQ(lines[0]["step"], 1);
+  EXPECT_EQ(lines[0]["peak_bytes"].size(), 1u);
+  EXPECT_LT(lines[199]["loss"].get<double>(), 0.5 * lines[0]["loss"].get<double>());
+}
+
+TEST_F(RunCommandTest, ARunRepeatsToTheLastBit) {
+  ASSERT_EQ(run({"--steps", "20", "--metrics", folder_.file("a.jsonl")}).exit_code, 0);
+  ASSERT_EQ(run({"--steps", "20", "--metrics", folder_.file("b.jsonl")}).exit_code, 0);
+  EXPECT_EQ(course(folder_.file("a.jsonl")), course(folder_.file("b.jsonl")));
+}
+
+TEST_F(RunCommandTest, AResumedRunIsTheUninterruptedOne) {
+  const std::vector<std::string> common = {
+      "--lr-schedule", "cosine", "--warmup-steps", "3", "--optimizer", "adamw"};
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), common.begin(), common.end());
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  const std::string whole = folder_.file("whole"), parts = folder_.file("parts");
+  with({"--steps", "12", "--checkpoint-dir", whole, "--metrics", folder_.file("whole.jsonl")});
+  // The schedule depends on the total, so the first part is cut by removing its later checkpoints.
+  with({"--steps",
+        "12",
+        "--checkpoint-dir",
+        parts,
+        "--checkpoint-every",
+        "5",
+        "--metrics",
+        folder_.file("parts.jsonl")});
+  fs::remove_all(parts + "/step-00000012");
+  fs::remove_all(parts + "/step-00000010");
+  with({"--steps",
+        "12",
+        "--checkpoint-dir",
+        parts,
+        "--resume",
+        "--metrics",
+        folder_.file("parts.jsonl")});
+  EXPECT_EQ(course(folder_.file("whole.jsonl")), course(folder_.file("parts.jsonl")));
+  const std::string file = "/step-00000012/tensors-00000-of-00001.safetensors";
+  EXPECT_FALSE(file_text(whole + file).empty());
+  EXPECT_EQ(file_text(whole + file), file_text(parts + file));
+}
+
+TEST_F(RunCommandTest, ABrokenCheckpointIsPassedOverWithAWarning) {
+  const std::string checkpoints = folder_.file("ck");
+  ASSERT_EQ(
+      run({"--steps", "4", "--checkpoint-dir", checkpoints, "--checkpoint-every", "2"}).exit_code,
+      0);
+  const std::string newest = checkpoints + "/step-00000004/tensors-00000-of-00001.safetensors";
+  std::string bytes = file_text(newest);
+  bytes[bytes.size() - 5] = static_cast<char>(bytes[bytes.size() - 5] ^ 1);
+  write_text(newest, bytes);
+  const ProgramResult result = run({"--steps", "6", "--checkpoint-dir", checkpoints, "--resume"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("step-00000004' is passed over"));
+  EXPECT_THAT(result.err, HasSubstr("resuming from " + checkpoints + "/step-00000002"));
+}
+
+TEST_F(RunCommandTest, CheckpointsOfAnotherRunAreNotOverwritten) {
+  const std::string checkpoints = folder_.file("ck");
+  ASSERT_EQ(run({"--steps", "2", "--checkpoint-dir", checkpoints}).exit_code, 0);
+  const ProgramResult result = run({"--steps", "2", "--checkpoint-dir", checkpoints});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("already holds a checkpoint of step 2"));
+}
+
+TEST_F(RunCommandTest, SeveralMicroBatchesGiveTheGradientOfOne) {
+  ASSERT_EQ(
+      run({"--steps", "5", "--precision", "fp64", "--metrics", folder_.file("a.jsonl")}).exit_code,
+      0);
+  ASSERT_EQ(run({"--steps",
+                 "5",
+                 "--precision",
+                 "fp64",
+                 "--micro-batch-size",
+                 "5",
+                 "--metrics",
+                 folder_.file("b.jsonl")})
+                .exit_code,
+            0);
+  const auto a = metrics(folder_.file("a.jsonl")), b = metrics(folder_.file("b.jsonl"));
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 1e-6);
+    EXPECT_NEAR(a[i]["grad_norm"].get<double>(), b[i]["grad_norm"].get<double>(), 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace trainrt
