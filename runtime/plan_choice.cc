@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "parallel/cluster_file.h"
+#include "planner/planner.h"
 #include "runtime/file_bytes.h"
 #include "runtime/machine.h"
 
@@ -52,68 +53,94 @@ std::vector<double> parse_shares(const std::string& text) {
   return shares;
 }
 
-Plan pinned_plan(const Options& options, const TrainingJob& job, int num_devices) {
-  const std::vector<double> shares = parse_shares(options.shares);
-  const int64_t tp = options.tp.value_or(1);
-  const int64_t pp = options.pp.value_or(1);
-  const int64_t dp = options.dp.value_or(std::max<int64_t>(1, num_devices / (tp * pp)));
-  TRAINRT_REQUIRE(dp * tp * pp == num_devices,
+PlanPins pins_from(const Options& options) {
+  PlanPins pins;
+  const auto take = [](const std::optional<int64_t>& value, std::optional<int>& pin) {
+    if (value) {
+      pin = static_cast<int>(*value);
+    }
+  };
+  take(options.dp, pins.data);
+  take(options.tp, pins.tensor);
+  take(options.pp, pins.pipeline);
+  take(options.virtual_stages, pins.virtual_stages);
+  take(options.zero, pins.zero_stage);
+  if (!options.schedule.empty()) {
+    pins.schedule = schedule_from_name(options.schedule);
+  }
+  if (!options.recompute.empty()) {
+    pins.recompute = options.recompute == "none"   ? RecomputeMode::kNone
+                     : options.recompute == "full" ? RecomputeMode::kFull
+                                                   : RecomputeMode::kSelective;
+  }
+  if (options.sequence_parallel) {
+    pins.sequence_parallel = true;
+  }
+  if (options.micro_batch_size > 0) {
+    pins.micro_batch = options.micro_batch_size;
+  }
+  pins.shares = parse_shares(options.shares);
+  pins.offload_optimizer = options.offload == "optimizer";
+  return pins;
+}
+
+void check_degrees(const Options& options, int num_devices) {
+  const int64_t degree = options.dp.value_or(1) * options.tp.value_or(1) * options.pp.value_or(1);
+  const bool all = options.dp && options.tp && options.pp;
+  TRAINRT_REQUIRE(all ? degree == num_devices : num_devices % degree == 0,
                   kInvalidArgument,
                   "dp ",
-                  dp,
+                  options.dp.value_or(1),
                   " x tp ",
-                  tp,
+                  options.tp.value_or(1),
                   " x pp ",
-                  pp,
+                  options.pp.value_or(1),
                   " needs ",
-                  dp * tp * pp,
+                  all ? "" : "a multiple of ",
+                  degree,
                   " devices, there are ",
                   num_devices,
-                  num_devices == 1 ? "; --devices cpu:N makes N of this machine" : "");
-  TRAINRT_REQUIRE(shares.empty() || static_cast<int64_t>(shares.size()) == dp,
-                  kInvalidArgument,
-                  "--shares names ",
-                  shares.size(),
-                  " data ranks, there are ",
-                  dp);
-  Plan plan =
-      single_device_plan(options.batch_size, options.micro_batch_size, job.num_forward_nodes);
-  plan.model_hash = job.model->hash();
-  plan.bind = job.bind.dims;
-  plan.precision = job.precision;
-  plan.data_parallel = static_cast<int>(dp);
-  plan.tensor_parallel = static_cast<int>(tp);
-  plan.pipeline_parallel = static_cast<int>(pp);
-  plan.virtual_stages = static_cast<int>(options.virtual_stages.value_or(1));
-  plan.zero_stage = static_cast<int>(options.zero.value_or(0));
-  plan.sequence_parallel = options.sequence_parallel;
-  plan.offload_optimizer = options.offload == "optimizer";
+                  options.cluster.empty() ? "; --devices cpu:N makes N of this machine" : "");
+}
+
+// What the planner finds within the pins. Throws kInfeasiblePlan when nothing fits.
+Plan searched_plan(const Options& options, const TrainingJob& job, int num_devices) {
+  PlanRequest request;
+  request.graph = [&job](int64_t micro_batch) { return job.build(micro_batch, true); };
+  request.topology = options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
+                                             : load_cluster(options.cluster);
+  request.precision = job.precision;
+  request.global_batch = options.batch_size;
+  request.model_hash = job.model->hash();
+  request.bind = job.bind.dims;
+  request.pins = pins_from(options);
+  const PlanResult result = make_plan(request);
+  if (!result.feasible) {
+    std::string remedies;
+    for (const std::string& remedy : result.remedies) {
+      remedies += "\n  " + remedy;
+    }
+    TRAINRT_FAIL(kInfeasiblePlan,
+                 "no plan fits into the memory of these devices: rank ",
+                 result.missing_rank,
+                 " lacks ",
+                 result.missing_bytes,
+                 " bytes",
+                 remedies.empty() ? "" : ". What would help:",
+                 remedies);
+  }
+  Plan plan = result.plan;
   plan.exact_reduction = options.reduction == "exact";
-  if (!options.schedule.empty()) {
-    plan.schedule = *schedule_from_name(options.schedule);
-  }
-  plan.shares =
-      make_shares(options.batch_size, plan.data_parallel, options.micro_batch_size, shares);
-  plan.micro_batch_size = 0;
-  for (const DataShare& share : plan.shares) {
-    plan.micro_batch_size = std::max(plan.micro_batch_size, share.micro_batch_size);
-  }
-  plan.devices.clear();
-  for (int rank = 0; rank < num_devices; ++rank) {
-    plan.devices.push_back({rank, "localhost", concat("cpu:", rank)});
-  }
-  // Stages of equal length: the planner knows better.
-  plan.stages.clear();
-  const int num_stages = plan.pipeline_parallel * plan.virtual_stages;
-  for (int s = 0; s < num_stages; ++s) {
-    PlanStage stage;
-    stage.virtual_stage = s;
-    stage.rank_stage = s % plan.pipeline_parallel;
-    stage.first_node = job.num_forward_nodes * s / num_stages;
-    stage.last_node = job.num_forward_nodes * (s + 1) / num_stages - 1;
-    plan.stages.push_back(stage);
-  }
   return plan;
+}
+
+bool wants_search(const Options& options, const std::vector<DeviceOptions>& devices) {
+  const bool limited = std::any_of(devices.begin(), devices.end(), [](const DeviceOptions& device) {
+    return device.memory_limit.has_value();
+  });
+  return devices.size() > 1 || limited || !options.recompute.empty() || !options.schedule.empty() ||
+         options.zero.value_or(0) > 0 || options.virtual_stages.value_or(1) > 1 ||
+         options.offload == "optimizer";
 }
 
 }  // namespace
@@ -142,6 +169,7 @@ std::vector<DeviceOptions> local_devices(const Options& options) {
     devices.resize(static_cast<size_t>(num_cpu_ranks(options.devices)));
   }
   const int ranks = static_cast<int>(devices.size());
+  check_degrees(options, ranks);
   const int threads = options.threads > 0 ? static_cast<int>(options.threads)
                                           : std::max(1, num_usable_cores() / ranks);
   for (DeviceOptions& device : devices) {
@@ -150,9 +178,27 @@ std::vector<DeviceOptions> local_devices(const Options& options) {
   return devices;
 }
 
-Plan choose_plan(const Options& options, const TrainingJob& job, int num_devices) {
+Plan choose_plan(const Options& options,
+                 const TrainingJob& job,
+                 const std::vector<DeviceOptions>& devices) {
+  const int num_devices = static_cast<int>(devices.size());
   if (options.plan.empty()) {
-    return pinned_plan(options, job, num_devices);
+    if (!job.evaluate && wants_search(options, devices)) {
+      return searched_plan(options, job, num_devices);
+    }
+    Plan plan =
+        single_device_plan(options.batch_size, options.micro_batch_size, job.num_forward_nodes);
+    if (num_devices > 1) {
+      // Evaluation: the batch in equal parts.
+      plan.data_parallel = num_devices;
+      plan.shares = make_shares(
+          options.batch_size, num_devices, options.micro_batch_size, parse_shares(options.shares));
+    }
+    plan.model_hash = job.model->hash();
+    plan.bind = job.bind.dims;
+    plan.precision = job.precision;
+    plan.exact_reduction = options.reduction == "exact";
+    return plan;
   }
   const std::vector<std::byte> bytes = read_file(options.plan);
   Plan plan;

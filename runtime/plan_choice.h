@@ -13,9 +13,12 @@ namespace trainrt {
 // One entry per rank of this machine, from --devices, --cluster and --threads.
 std::vector<DeviceOptions> local_devices(const Options& options);
 
-// A plan for steps of `num_samples` samples: --plan, else what --dp, --tp, --pp pin. Throws
-// kInvalidArgument for pins that contradict each other or the number of devices.
-Plan choose_plan(const Options& options, const TrainingJob& job, int num_devices);
+// --plan, else what the planner finds within --dp, --tp, --pp and the other pins; one device
+// without a memory limit needs no search. Throws kInvalidArgument for pins that contradict each
+// other or the number of devices, kInfeasiblePlan when nothing fits.
+Plan choose_plan(const Options& options,
+                 const TrainingJob& job,
+                 const std::vector<DeviceOptions>& devices);
 
 // The same plan for a step of another size: shares in the same proportion.
 Plan resize_plan(const Plan& plan, int64_t num_samples);

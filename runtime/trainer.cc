@@ -402,7 +402,7 @@ Run prepare(const Options& options, bool evaluate) {
       position = run.checkpoint->position().position;
     }
   }
-  run.plan = choose_plan(options, run.job, static_cast<int>(run.devices.size()));
+  run.plan = choose_plan(options, run.job, run.devices);
   run.range = step_range(options, run.job.dataset->num_samples(), first_step, position);
   std::vector<int64_t> sizes = run.range.sizes;
   if (sizes.empty()) {
