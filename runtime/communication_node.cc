@@ -166,14 +166,16 @@ void combine_step(StepResult& totals,
     return;
   }
   const bool speaks = coordinates.tensor_rank == 0;
-  std::array<double, 3> sums = {speaks ? totals.loss_sum : 0,
+  std::array<double, 4> sums = {speaks ? totals.loss_sum : 0,
                                 speaks ? totals.correct : 0,
-                                speaks && coordinates.data_rank == 0 ? totals.item_count : 0};
+                                speaks && coordinates.data_rank == 0 ? totals.item_count : 0,
+                                totals.has_correct ? 1.0 : 0.0};
   communicators.world->all_reduce(
       sums.data(), static_cast<int64_t>(sums.size()), DType::kFloat64, ReductionKind::kSum);
   totals.loss_sum = sums[0];
   totals.correct = sums[1];
   totals.item_count = sums[2];
+  totals.has_correct = sums[3] > 0;
 }
 
 }  // namespace trainrt

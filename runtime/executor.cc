@@ -289,6 +289,9 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
   });
   const PhaseKind changes = has_update ? PhaseKind::kUpdate : PhaseKind::kBackward;
   impl.totals = StepResult{};
+  for (const ProgramVariant& variant : bound.program->variants) {
+    impl.totals.has_correct = impl.totals.has_correct || variant.correct != kNoValue;
+  }
   bool counted = false;   // N is known
   bool combined = false;  // and the loss of all ranks
   for (const Cell& cell : cells) {
