@@ -151,16 +151,16 @@ struct Launch {
     if (walk.segments == 1) {
       loops.finish(accumulators, out + output * loops.element_bytes, n, count);
     } else {
-      std::memcpy(partial + (segment * walk.num_outputs + output) * 8,
+      std::memcpy(partial + (segment * walk.num_outputs + output) * loops.accumulator_bytes,
                   accumulators,
-                  static_cast<size_t>(n) * 8);
+                  static_cast<size_t>(n * loops.accumulator_bytes));
     }
   }
 
   void run_task(int64_t index) const {
     const int64_t segment = index / walk.num_tasks;
     const int64_t task = index % walk.num_tasks;
-    alignas(64) std::byte accumulators[kColumns * 8];
+    alignas(64) std::byte accumulators[kColumns * kMaxAccumulatorBytes];
     if (walk.inner_reduced) {
       const int64_t first = task * walk.outputs_per_task;
       const int64_t end = std::min(walk.num_outputs, first + walk.outputs_per_task);
@@ -181,7 +181,9 @@ struct Launch {
 
   void merge_segments() const {
     for (int64_t segment = 1; segment < walk.segments; ++segment) {
-      loops.merge(partial, partial + segment * walk.num_outputs * 8, walk.num_outputs);
+      loops.merge(partial,
+                  partial + segment * walk.num_outputs * loops.accumulator_bytes,
+                  walk.num_outputs);
     }
     loops.finish(partial, out, walk.num_outputs, count);
   }
@@ -210,17 +212,17 @@ void run_reference(KernelContext& context, const Loops& loops) {
   const int64_t kept_inner = walk.inner_reduced ? 1 : walk.inner;
   const int64_t reduced_inner = walk.inner_reduced ? walk.inner : 1;
   for (int64_t output = 0; output < walk.num_outputs; ++output) {
-    int64_t accumulator;
-    loops.init(&accumulator, 1);
+    alignas(16) std::byte accumulator[kMaxAccumulatorBytes];
+    loops.init(accumulator, 1);
     const RowCursor kept(walk.kept, output / kept_inner);
     RowCursor reduced(walk.reduced, 0);
     for (int64_t r = 0; r < walk.num_reduced; ++r, reduced.next()) {
       const int64_t offset = kept.offset(0) + output % kept_inner + reduced.offset(0);
       for (int64_t i = 0; i < reduced_inner; ++i) {
-        loops.column(&accumulator, in + (offset + i) * loops.element_bytes, 1);
+        loops.column(accumulator, in + (offset + i) * loops.element_bytes, 1);
       }
     }
-    loops.finish(&accumulator,
+    loops.finish(accumulator,
                  out + output * loops.element_bytes,
                  1,
                  divisor(context.attributes(), walk.count));
@@ -251,13 +253,13 @@ void run_fast(KernelContext& context, const Loops& loops) {
   }
 }
 
+namespace {
+
 int64_t workspace(const OpContext& op) {
   const Shape& shape = op.input_shape(0);
   const Walk walk = make_walk(shape, axes_of(op.attributes(), static_cast<int>(shape.size())));
-  return walk.segments > 1 ? walk.segments * walk.num_outputs * 8 : 0;
+  return walk.segments > 1 ? walk.segments * walk.num_outputs * kMaxAccumulatorBytes : 0;
 }
-
-namespace {
 
 TensorTypes types(const OpContext& op) {
   Shape shape = op.input_shape(0);
@@ -322,7 +324,18 @@ void upgrade(UpgradeContext& context) {
                      {{"axes", std::vector<int64_t>{ndim}}, {"keepdims", int64_t{0}}}));
     return;
   }
-  if (axes.empty()) {
+  context.set_outputs(
+      context.emit(context.op_type(), {input}, {{"axes", axes}, {"keepdims", keepdims}}));
+}
+
+}  // namespace
+
+std::vector<int64_t> reduced_axes(UpgradeContext& context) {
+  const Attributes& attributes = context.attributes();
+  const int ndim = context.ndim(context.input(0));
+  std::vector<int64_t> axes =
+      context.has_input(1) ? context.int_input(1) : attributes.get_ints("axes", {});
+  if (axes.empty() && attributes.get_int("noop_with_empty_axes", 0) == 0) {
     axes.resize(static_cast<size_t>(ndim));
     std::iota(axes.begin(), axes.end(), int64_t{0});
   }
@@ -330,11 +343,8 @@ void upgrade(UpgradeContext& context) {
     axis = normalize_axis(axis, ndim);
   }
   std::sort(axes.begin(), axes.end());
-  context.set_outputs(
-      context.emit(context.op_type(), {input}, {{"axes", axes}, {"keepdims", keepdims}}));
+  return axes;
 }
-
-}  // namespace
 
 OpDef form(std::string name, bool sharded, ReductionKind kind) {
   OpDef op;

@@ -1,7 +1,8 @@
-// Reductions from functors. A reducer says how one element joins the accumulator (double for all
-// floats, 64-bit integers for integers):
+// Reductions from functors. A reducer says how one element, widened to double or a 64-bit integer,
+// joins the accumulator:
 //
 //   struct Sum {
+//     template <typename X> using Accumulator = X;  // or a struct of its own, at most 16 bytes
 //     template <typename A> static A init();
 //     template <typename A> static A step(A sum, A x);
 //     template <typename A> static A merge(A a, A b);
@@ -28,9 +29,12 @@ namespace reduce {
 constexpr int64_t kLanes = 16;     // independent accumulators along a contiguous run
 constexpr int64_t kColumns = 128;  // accumulators of a block of columns
 
-// The type-erased parts of a reducer for elements T and accumulators A (8 bytes each).
+constexpr int64_t kMaxAccumulatorBytes = 16;
+
+// The type-erased parts of a reducer.
 struct Loops {
   int64_t element_bytes;
+  int64_t accumulator_bytes;
   void (*init)(void* accumulators, int64_t n);
   // accumulators[0] joined with n elements `stride` apart.
   void (*row)(void* accumulators, const void* elements, int64_t stride, int64_t n);
@@ -43,26 +47,24 @@ struct Loops {
 // The plain walk (one output after the other, one element after the other), and the fast one.
 void run_reference(KernelContext& context, const Loops& loops);
 void run_fast(KernelContext& context, const Loops& loops);
-int64_t workspace(const OpContext& op);
 
 template <typename T>
-using AccumulatorFor =
-    std::conditional_t<std::is_integral_v<T>,
-                       std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>,
-                       double>;
+using Wide = std::conditional_t<std::is_integral_v<T>,
+                                std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>,
+                                double>;
 
-template <typename A, typename T>
-A load(T value) {
+template <typename T>
+Wide<T> widen(T value) {
   if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
-    return static_cast<A>(static_cast<float>(value));
+    return static_cast<Wide<T>>(static_cast<float>(value));
   } else {
-    return static_cast<A>(value);
+    return static_cast<Wide<T>>(value);
   }
 }
 
 template <typename R, typename T>
 void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t n) {
-  using A = AccumulatorFor<T>;
+  using A = typename R::template Accumulator<Wide<T>>;
   const T* x = static_cast<const T*>(elements);
   A result = *static_cast<A*>(accumulators);
   int64_t i = 0;
@@ -74,7 +76,7 @@ void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t 
     for (; i + kLanes <= n; i += kLanes) {
 #pragma omp simd
       for (int64_t j = 0; j < kLanes; ++j) {
-        lanes[j] = R::step(lanes[j], load<A>(x[i + j]));
+        lanes[j] = R::step(lanes[j], widen(x[i + j]));
       }
     }
     for (int64_t width = kLanes / 2; width > 0; width /= 2) {
@@ -85,16 +87,18 @@ void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t 
     result = R::merge(result, lanes[0]);
   }
   for (; i < n; ++i) {
-    result = R::step(result, load<A>(x[i * stride]));
+    result = R::step(result, widen(x[i * stride]));
   }
   *static_cast<A*>(accumulators) = result;
 }
 
 template <typename R, typename T>
 Loops loops_of() {
-  using A = AccumulatorFor<T>;
+  using A = typename R::template Accumulator<Wide<T>>;
   Loops loops;
+  static_assert(sizeof(A) <= kMaxAccumulatorBytes);
   loops.element_bytes = sizeof(T);
+  loops.accumulator_bytes = sizeof(A);
   loops.init = [](void* accumulators, int64_t n) {
     std::fill_n(static_cast<A*>(accumulators), n, R::template init<A>());
   };
@@ -104,7 +108,7 @@ Loops loops_of() {
     const T* x = static_cast<const T*>(elements);
 #pragma omp simd
     for (int64_t j = 0; j < n; ++j) {
-      a[j] = R::step(a[j], load<A>(x[j]));
+      a[j] = R::step(a[j], widen(x[j]));
     }
   };
   loops.merge = [](void* accumulators, const void* others, int64_t n) {
@@ -118,7 +122,7 @@ Loops loops_of() {
     const A* a = static_cast<const A*>(accumulators);
     T* y = static_cast<T*>(out);
     for (int64_t j = 0; j < n; ++j) {
-      const A result = R::finish(a[j], count);
+      const auto result = R::finish(a[j], count);
       if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
         y[j] = T(static_cast<float>(result));
       } else {
@@ -146,6 +150,10 @@ Loops select_loops(DType dtype) {
 // Types, cost, workspace, upgrade and sharding of a reduction with attributes `axes` and
 // `keepdims`. Reduced dims are reduction factors of `kind`, or whole.
 OpDef form(std::string name, bool sharded, ReductionKind kind);
+
+// The axes of an ONNX reduction, sorted: an attribute, from opset 18 (ReduceSum: 13) an input. None
+// given: all, or, with noop_with_empty_axes, none.
+std::vector<int64_t> reduced_axes(UpgradeContext& context);
 
 // One float32 example per way of laying out the reduced dims.
 std::vector<OpExample> examples(double low, double high);

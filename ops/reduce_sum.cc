@@ -11,6 +11,8 @@ namespace trainrt {
 namespace {
 
 struct Sum {
+  template <typename X>
+  using Accumulator = X;
   template <typename A>
   static A init() {
     return A(0);

@@ -1,0 +1,347 @@
+// GatherElements: y[i][j] = data[index[i][j]][j] (along `axis`); ScatterElements writes (reduction
+// none) or combines (add, mul, max, min) updates there. Each is the other's gradient.
+//
+// Lines along the axis are independent and an update touches only its own line, so work is cut over
+// lines and the updates of one line are applied in order: the bits do not depend on threads.
+// Neither shards along the axis. Negative indices count from the end.
+#include <algorithm>
+
+#include "graph/autodiff.h"
+#include "graph/op_def.h"
+#include "graph/upgrade.h"
+#include "ops/strided_copy.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr int64_t kGrain = 1 << 12;
+
+// Walks the lines of `indices` along the axis, with the offset of the matching line of `data`.
+class LineWalk {
+ public:
+  LineWalk(const Shape& data, const Shape& indices, int axis)
+      : data_strides_(row_major_strides(data)),
+        index_strides_(row_major_strides(indices)),
+        indices_(indices),
+        axis_(static_cast<size_t>(axis)) {}
+
+  int64_t num_lines() const {
+    return num_elements(indices_) / std::max<int64_t>(1, indices_[axis_]);
+  }
+  int64_t length() const { return indices_[axis_]; }
+  int64_t data_stride() const { return data_strides_[axis_]; }
+  int64_t index_stride() const { return index_strides_[axis_]; }
+  // Offsets of line `line` in indices and in data.
+  std::pair<int64_t, int64_t> offsets(int64_t line) const {
+    int64_t index_offset = 0, data_offset = 0;
+    for (size_t d = indices_.size(); d-- > 0;) {
+      if (d != axis_) {
+        const int64_t i = line % indices_[d];
+        line /= indices_[d];
+        index_offset += i * index_strides_[d];
+        data_offset += i * data_strides_[d];
+      }
+    }
+    return {index_offset, data_offset};
+  }
+
+ private:
+  Shape data_strides_, index_strides_, indices_;
+  size_t axis_;
+};
+
+// The index as a position in [0, size).
+int64_t read_index(const void* data, bool wide, int64_t i, int64_t size) {
+  const int64_t index =
+      wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  return index < 0 ? index + size : index;
+}
+
+void require_in_range(const KernelContext& context, int input, int64_t size) {
+  const bool wide = context.input_dtype(input) == DType::kInt64;
+  for (int64_t i = 0; i < num_elements(context.input_shape(input)); ++i) {
+    const int64_t index = read_index(context.raw_input(input), wide, i, size);
+    TRAINRT_REQUIRE(index >= 0 && index < size,
+                    kInvalidArgument,
+                    "node '",
+                    context.node().name,
+                    "' (",
+                    context.node().op_type,
+                    "): index ",
+                    index,
+                    " at position ",
+                    i,
+                    " is outside of an axis of size ",
+                    size);
+  }
+}
+
+int axis_of(const KernelContext& context) {
+  return normalize_axis(context.attributes().get_int("axis", 0),
+                        static_cast<int>(context.input_shape(0).size()));
+}
+
+template <typename Word>
+void gather_words(KernelContext& context, const LineWalk& walk, int64_t size) {
+  const Word* data = static_cast<const Word*>(context.raw_input(0));
+  Word* out = static_cast<Word*>(context.raw_output(0));
+  const void* indices = context.raw_input(1);
+  const bool wide = context.input_dtype(1) == DType::kInt64;
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, walk.length()));
+  context.parallel_for(walk.num_lines(), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line) {
+      const auto [index_offset, data_offset] = walk.offsets(line);
+      for (int64_t i = 0; i < walk.length(); ++i) {
+        const int64_t at = index_offset + i * walk.index_stride();
+        out[at] = data[data_offset + read_index(indices, wide, at, size) * walk.data_stride()];
+      }
+    }
+  });
+}
+
+void gather_elements_kernel(KernelContext& context) {
+  const int axis = axis_of(context);
+  const int64_t size = context.input_shape(0)[static_cast<size_t>(axis)];
+  require_in_range(context, 1, size);
+  const LineWalk walk(context.input_shape(0), context.input_shape(1), axis);
+  switch (dtype_bytes(context.output_dtype(0))) {
+    case 1:
+      return gather_words<uint8_t>(context, walk, size);
+    case 2:
+      return gather_words<uint16_t>(context, walk, size);
+    case 4:
+      return gather_words<uint32_t>(context, walk, size);
+    default:
+      return gather_words<uint64_t>(context, walk, size);
+  }
+}
+
+enum class Combine : uint8_t { kNone, kAdd, kMul, kMax, kMin };
+
+Combine combine_of(const Attributes& attributes) {
+  const std::string name = attributes.get_string("reduction", "none");
+  if (name == "none") {
+    return Combine::kNone;
+  }
+  if (name == "add") {
+    return Combine::kAdd;
+  }
+  if (name == "mul") {
+    return Combine::kMul;
+  }
+  TRAINRT_REQUIRE(name == "max" || name == "min", kInvalidModel, "unknown reduction '", name, "'");
+  return name == "max" ? Combine::kMax : Combine::kMin;
+}
+
+template <typename T>
+T combine(T a, T b, Combine how) {
+  if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+    return how == Combine::kNone ? b
+                                 : T(combine(static_cast<float>(a), static_cast<float>(b), how));
+  } else {
+    switch (how) {
+      case Combine::kAdd:
+        return static_cast<T>(a + b);
+      case Combine::kMul:
+        return static_cast<T>(a * b);
+      case Combine::kMax:
+        return b > a ? b : a;
+      case Combine::kMin:
+        return b < a ? b : a;
+      default:
+        return b;
+    }
+  }
+}
+
+void scatter_elements_kernel(KernelContext& context) {
+  copy_kernel(context);
+  const int axis = axis_of(context);
+  const int64_t size = context.input_shape(0)[static_cast<size_t>(axis)];
+  require_in_range(context, 1, size);
+  const LineWalk walk(context.input_shape(0), context.input_shape(1), axis);
+  const Combine how = combine_of(context.attributes());
+  const void* indices = context.raw_input(1);
+  const bool wide = context.input_dtype(1) == DType::kInt64;
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, walk.length()));
+  dispatch_all(context.output_dtype(0), [&](auto tag) {
+    using T = decltype(tag);
+    const T* updates = context.input<T>(2);
+    T* out = context.output<T>(0);
+    context.parallel_for(walk.num_lines(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t line = begin; line < end; ++line) {
+        const auto [index_offset, data_offset] = walk.offsets(line);
+        for (int64_t i = 0; i < walk.length(); ++i) {
+          const int64_t at = index_offset + i * walk.index_stride();
+          T& to = out[data_offset + read_index(indices, wide, at, size) * walk.data_stride()];
+          to = combine(to, updates[at], how);
+        }
+      }
+    });
+  });
+}
+
+void require_indices(const OpContext& op, int input) {
+  const DType dtype = op.input_dtype(input);
+  TRAINRT_REQUIRE(dtype == DType::kInt64 || dtype == DType::kInt32,
+                  kInvalidModel,
+                  "indices must be int32 or int64, got ",
+                  dtype_name(dtype));
+  TRAINRT_REQUIRE(op.input_shape(input).size() == op.input_shape(0).size(),
+                  kInvalidModel,
+                  "indices ",
+                  shape_string(op.input_shape(input)),
+                  " and data ",
+                  shape_string(op.input_shape(0)),
+                  " differ in their number of dims");
+}
+
+// Dims along which data and indices have one size are factors, the axis is not.
+ShardingRule sharding(const OpContext& op) {
+  const Shape& data = op.input_shape(0);
+  const Shape& indices = op.input_shape(1);
+  const int axis = op.axis(0);
+  ShardingRule rule;
+  TensorFactors factors(data.size());
+  for (size_t d = 0; d < data.size(); ++d) {
+    if (static_cast<int>(d) != axis && data[d] == indices[d]) {
+      factors[d] = {static_cast<int>(rule.factors.size())};
+      rule.factors.push_back({concat("d", d), data[d]});
+    }
+  }
+  rule.inputs.assign(static_cast<size_t>(op.num_inputs()), factors);
+  rule.outputs = {factors};
+  return rule;
+}
+
+OpExample example(std::string name, Shape data, Tensor indices, int64_t axis) {
+  OpExample gather;
+  gather.name = std::move(name);
+  gather.attributes = {{"axis", axis}};
+  gather.inputs = {{DType::kFloat32, std::move(data)}, {indices.dtype(), indices.shape()}};
+  gather.values = {{}, indices};
+  return gather;
+}
+
+std::vector<OpExample> gather_examples() {
+  return {example("columns",
+                  {6, 4},
+                  Tensor::from<int64_t>({0, 3, 1, 1, 2, -1, 0, 0, -4, 2, 3, 3}, {6, 2}),
+                  1),
+          example("rows", {3, 4}, Tensor::from<int32_t>({0, 2, 1, 1, 2, 2, 0, -3}, {2, 4}), 0)};
+}
+
+OpDef gather_elements_op() {
+  OpDef op;
+  op.name = "GatherElements";
+  op.infer_types = [](const OpContext& context) -> TensorTypes {
+    require_indices(context, 1);
+    return {{context.input_dtype(0), context.input_shape(1)}};
+  };
+  op.cost = [](const OpContext& context) { return memory_bound_cost(context, 0); };
+  op.sharding = [](const OpContext& context) {
+    ShardingRule rule = sharding(context);
+    rule.linear = {{0}};
+    return rule;
+  };
+  op.gradient = [](GradientBuilder& g) {
+    g.set_input_grad(
+        0,
+        g.op("ScatterElements",
+             {g.zeros_like(g.input(0)), g.input(1), g.output_grad(0)},
+             {{"axis", g.attributes().get_int("axis", 0)}, {"reduction", std::string("add")}}));
+  };
+  op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
+  op.cheap = true;
+  op.reference_kernel = gather_elements_kernel;
+  op.examples = gather_examples();
+  return op;
+}
+
+// y = data with updates written (or added): dy flows to data except where it was overwritten.
+void scatter_gradient(GradientBuilder& g) {
+  const Combine how = combine_of(g.attributes());
+  const int64_t axis = g.attributes().get_int("axis", 0);
+  const ValueId dy = g.output_grad(0);
+  if (how != Combine::kNone && how != Combine::kAdd) {
+    TRAINRT_FAIL(kUnsupported,
+                 "no gradient for ScatterElements with reduction '",
+                 g.attributes().get_string("reduction"),
+                 "'");
+  }
+  if (g.needs_grad(0)) {
+    g.set_input_grad(0,
+                     how == Combine::kAdd ? dy
+                                          : g.op("ScatterElements",
+                                                 {dy, g.input(1), g.fill(0, g.type(g.input(2)))},
+                                                 {{"axis", axis}}));
+  }
+  if (g.needs_grad(2)) {
+    g.set_input_grad(2, g.op("GatherElements", {dy, g.input(1)}, {{"axis", axis}}));
+  }
+}
+
+void upgrade_scatter(UpgradeContext& context) {
+  context.set_outputs(
+      context.emit("ScatterElements",
+                   context.inputs(),
+                   {{"axis", context.attributes().get_int("axis", 0)},
+                    {"reduction", context.attributes().get_string("reduction", "none")}}));
+}
+
+OpDef scatter_elements_op() {
+  OpDef op;
+  op.name = "ScatterElements";
+  op.infer_types = [](const OpContext& context) -> TensorTypes {
+    TRAINRT_REQUIRE(context.num_inputs() == 3,
+                    kInvalidModel,
+                    "ScatterElements takes data, indices and updates");
+    require_indices(context, 1);
+    TRAINRT_REQUIRE(context.input_shape(1) == context.input_shape(2) &&
+                        context.input_dtype(2) == context.input_dtype(0),
+                    kInvalidModel,
+                    "updates ",
+                    dtype_name(context.input_dtype(2)),
+                    shape_string(context.input_shape(2)),
+                    " do not fit indices ",
+                    shape_string(context.input_shape(1)),
+                    " and data of ",
+                    dtype_name(context.input_dtype(0)));
+    return {context.input_type(0)};
+  };
+  op.cost = [](const OpContext& context) { return memory_bound_cost(context, 0); };
+  op.sharding = [](const OpContext& context) {
+    ShardingRule rule = sharding(context);
+    const Combine how = combine_of(context.attributes());
+    if (how == Combine::kNone || how == Combine::kAdd) {
+      rule.linear = {{0, 2}};
+    }
+    return rule;
+  };
+  op.gradient = scatter_gradient;
+  op.upgrade = upgrade_scatter;
+  op.inplace = {{0, 0}};
+  op.cheap = true;
+  op.reference_kernel = scatter_elements_kernel;
+  // Without a reduction ONNX leaves equal indices undefined: these are distinct.
+  OpExample write = example(
+      "write", {6, 4}, Tensor::from<int64_t>({0, 3, 1, 0, 2, -1, 0, 1, -4, 2, 3, 1}, {6, 2}), 1);
+  write.inputs.push_back({DType::kFloat32, {6, 2}});
+  op.examples = {write};
+  for (OpExample add : gather_examples()) {
+    add.name = "add to " + add.name;
+    add.attributes.set("reduction", std::string("add"));
+    add.inputs.push_back({DType::kFloat32, add.inputs[1].shape});
+    op.examples.push_back(add);
+  }
+  return op;
+}
+
+const RegisterOp kGatherElements{gather_elements_op()};
+const RegisterOp kScatterElements{scatter_elements_op()};
+const RegisterUpgrade kScatter{"Scatter", upgrade_scatter};
+
+}  // namespace
+
+}  // namespace trainrt
