@@ -68,13 +68,13 @@ struct Inplace {
 // kernel, gradient against finite differences, sharded against whole, cost above zero.
 struct OpExample {
   std::string name;
-  Attributes attributes;
+  Attributes attributes = {};
   // float inputs are drawn from the range below, unless `values` has a tensor for them.
-  TensorTypes inputs;
-  std::vector<Tensor> values;            // undefined Tensor: draw at random
+  TensorTypes inputs = {};
+  std::vector<Tensor> values = {};       // undefined Tensor: draw at random
   std::vector<int> absent = {};          // indices of inputs that are left out
   double low = -1, high = 1;             // range of drawn floats (log wants > 0 ...)
-  std::vector<int> check_gradient = {};  // inputs checked; empty: every float input
+  std::vector<int> check_gradient = {};  // inputs checked; empty: every float input; -1: none
   bool check_sharding = true;
 };
 
@@ -82,33 +82,34 @@ struct OpDef {
   std::string name;
 
   // Types of all outputs from types and attributes. Throws kInvalidModel with what was wanted.
-  std::function<TensorTypes(const OpContext&)> infer_types;
+  std::function<TensorTypes(const OpContext&)> infer_types = {};
 
   // Required: cost, sharding (how it splits), and the plain kernel, templated over f32 and f64.
-  std::function<Cost(const OpContext&)> cost;
-  std::function<ShardingRule(const OpContext&)> sharding;
-  Kernel reference_kernel;
+  std::function<Cost(const OpContext&)> cost = {};
+  std::function<ShardingRule(const OpContext&)> sharding = {};
+  Kernel reference_kernel = {};
 
   // Gradient: emits ordinary nodes; or refuse aloud with not_differentiable = true.
-  std::function<void(GradientBuilder&)> gradient;
+  std::function<void(GradientBuilder&)> gradient = {};
   bool not_differentiable = false;
 
   // Optional.
-  std::function<void(UpgradeContext&)> upgrade;  // ONNX node of any opset -> our one form
-  LocalizeFn localize;
-  std::vector<Inplace> inplace;
+  std::function<void(UpgradeContext&)> upgrade = {};  // ONNX node of any opset -> our one form
+  LocalizeFn localize = {};
+  std::vector<Inplace> inplace = {};
   bool random = false;  // draws random numbers: never folded, never merged
   bool effect = false;  // must run though nobody reads its outputs (Assign, collectives)
   bool cheap = false;   // memory-bound: selective recompute may run it again
   // Output 0 is input 0 under another shape (Reshape): the memory plan may give both one address
   // even when both live on. The kernel copies only when the addresses differ.
   bool view = false;
-  std::function<int64_t(const OpContext&, const DeviceSpec&)> workspace;  // bytes, pure function
-  Kernel cpu_kernel;  // the fast kernel; absent: the reference kernel is good enough
+  std::function<int64_t(const OpContext&, const DeviceSpec&)> workspace =
+      {};                  // bytes, pure function
+  Kernel cpu_kernel = {};  // the fast kernel; absent: the reference kernel is good enough
   // Instead of cpu_kernel, where set-up is worth keeping (oneDNN primitives): called once when a
   // program is loaded. Must return a kernel that holds no reference to the OpContext.
-  std::function<Kernel(const OpContext&, const DeviceSpec&)> cpu_factory;
-  std::vector<OpExample> examples;
+  std::function<Kernel(const OpContext&, const DeviceSpec&)> cpu_factory = {};
+  std::vector<OpExample> examples = {};
 };
 
 // The default cost of element-wise and data-moving operators.

@@ -20,6 +20,7 @@ OpDef identity_op() {
   op.gradient = [](GradientBuilder& g) { g.set_input_grad(0, g.output_grad(0)); };
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
   op.inplace = {{0, 0}};
+  op.view = true;
   op.cheap = true;
   op.reference_kernel = copy_kernel;
   op.examples = {unary_example(-1, 1)};

@@ -207,6 +207,7 @@ OpDef reshape_op() {
   };
   op.upgrade = upgrade_reshape;
   op.inplace = {{0, 0}};
+  op.view = true;
   op.cheap = true;
   op.reference_kernel = copy_kernel;
   op.examples = {example("split a dim", {24, 6}, {4, 6, 6}),
