@@ -29,12 +29,12 @@ class LossBuilder : public GraphBuilder {
   LossBuilder(Graph& graph, const LossSpec& spec) : GraphBuilder(graph), spec_(spec) {}
 
   // A scalar of the graph: MeanLoss is looked through, up to nodes that only change its shape.
-  LossValues from_scalar(ValueId loss);
+  LossValues from_scalar(ValueId loss, bool count_correct = false);
 
   LossValues build(bool count_correct) {
     const ValueId output = find_output();
     if (spec_.kind == "output") {
-      return from_scalar(output);
+      return from_scalar(output, count_correct);
     }
     if (spec_.kind == "softmax_cross_entropy" || spec_.kind == "nll") {
       return from_classes(output, count_correct);
@@ -181,6 +181,20 @@ class LossBuilder : public GraphBuilder {
     return !fits(1) && fits(last) ? last : 1;
   }
 
+  ValueId row_max(ValueId scores, int axis) {
+    return op("ReduceMax",
+              {scores},
+              {{"axes", std::vector<int64_t>{axis}}, {"keepdims", int64_t{0}}},
+              "row_max");
+  }
+
+  ValueId count_right(
+      ValueId scores, ValueId labels, int axis, ValueId maxima, const Attributes& ignore) {
+    const ValueId best =
+        op("FirstMaxIndex", {scores, maxima}, {{"axis", int64_t{axis}}}, "prediction");
+    return op("CorrectCount", {best, labels}, ignore, "correct");
+  }
+
   LossValues from_classes(ValueId scores, bool count_correct) {
     const int axis = class_axis(shape(scores));
     const int64_t classes = shape(scores)[static_cast<size_t>(axis)];
@@ -196,26 +210,19 @@ class LossBuilder : public GraphBuilder {
     const ValueId labels = class_labels(items);
     const Attributes attributes = {{"axis", int64_t{axis}}, {"ignore_index", spec_.ignore_index}};
     const Attributes along = {{"axis", int64_t{axis}}};
-    const auto row_max = [&] {
-      return op("ReduceMax",
-                {scores},
-                {{"axes", std::vector<int64_t>{axis}}, {"keepdims", int64_t{0}}},
-                "row_max");
-    };
     ValueId maxima = kNoValue;
     if (spec_.kind == "nll") {
       result.loss_sum = op("NegativeLogLikelihoodLoss", {scores, labels}, attributes, "nll");
     } else {
-      maxima = row_max();
+      maxima = row_max(scores, axis);
       const ValueId sums = op("SumExp", {scores, maxima}, along, "sum_exp");
       result.loss_sum = op(
           "SoftmaxCrossEntropyLoss", {scores, labels, maxima, sums}, attributes, "cross_entropy");
     }
     if (count_correct) {
-      maxima = maxima == kNoValue ? row_max() : maxima;
-      const ValueId best = op("FirstMaxIndex", {scores, maxima}, along, "prediction");
+      maxima = maxima == kNoValue ? row_max(scores, axis) : maxima;
       result.correct =
-          op("CorrectCount", {best, labels}, {{"ignore_index", spec_.ignore_index}}, "correct");
+          count_right(scores, labels, axis, maxima, {{"ignore_index", spec_.ignore_index}});
     }
     return result;
   }
@@ -245,6 +252,9 @@ class LossBuilder : public GraphBuilder {
 
   // ---- a scalar of the graph
 
+  ValueId summed_loss(ValueId loss) const;
+  ValueId correct_of(ValueId loss_sum);
+
   const Node* producer(ValueId id) const {
     const NodeId node = graph_.value(id).producer;
     return node == kNoNode ? nullptr : &graph_.node(node);
@@ -273,7 +283,37 @@ class LossBuilder : public GraphBuilder {
   const LossSpec& spec_;
 };
 
-LossValues LossBuilder::from_scalar(ValueId loss) {
+// The sum of item losses behind a scalar that is a plain sum, else kNoValue.
+ValueId LossBuilder::summed_loss(ValueId loss) const {
+  const Node* made_by = producer(loss);
+  if (made_by != nullptr && made_by->op_type == "Cast") {
+    made_by = producer(made_by->inputs[0]);
+  }
+  const bool is_sum = made_by != nullptr && (made_by->op_type == "SoftmaxCrossEntropyLoss" ||
+                                             made_by->op_type == "NegativeLogLikelihoodLoss" ||
+                                             made_by->op_type == "ReduceSum");
+  return is_sum ? made_by->outputs[0] : kNoValue;
+}
+
+// Correctly classified items of a classification loss in the graph, else kNoValue.
+ValueId LossBuilder::correct_of(ValueId loss_sum) {
+  const Node* made_by = producer(loss_sum);
+  if (made_by == nullptr || (made_by->op_type != "SoftmaxCrossEntropyLoss" &&
+                             made_by->op_type != "NegativeLogLikelihoodLoss")) {
+    return kNoValue;
+  }
+  const ValueId scores = made_by->inputs[0];
+  const ValueId labels = made_by->inputs[1];
+  Attributes ignore;
+  if (made_by->attributes.has("ignore_index")) {
+    ignore.set("ignore_index", made_by->attributes.get_int("ignore_index"));
+  }
+  const int axis = normalize_axis(made_by->attributes.get_int("axis", 1), ndim(scores));
+  run_in(Region::kForward);
+  return count_right(scores, labels, axis, row_max(scores, axis), ignore);
+}
+
+LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
   TRAINRT_REQUIRE(is_floating(dtype(loss)) && num_elements(shape(loss)) == 1,
                   kInvalidArgument,
                   "loss output '",
@@ -294,9 +334,16 @@ LossValues LossBuilder::from_scalar(ValueId loss) {
     run_in(Region::kCount);
     std::map<ValueId, ValueId> done;
     result.item_count = recompute(count, done);
+    result.correct = count_correct ? correct_of(result.loss_sum) : kNoValue;
     return result;
   }
-  if (made_by == nullptr || made_by->op_type != "ReduceMean") {
+  const ValueId sum = summed_loss(loss);
+  if (sum != kNoValue) {
+    // Weighting a sum would make it depend on the size of micro-batches.
+    log_warning("loss output '",
+                graph_.value(loss).name,
+                "' is a sum: it is divided by the number of samples of the step");
+  } else if (made_by == nullptr || made_by->op_type != "ReduceMean") {
     log_warning("loss output '",
                 graph_.value(loss).name,
                 "' is no mean that could be taken apart into sum and count: micro-batches are "
@@ -306,7 +353,9 @@ LossValues LossBuilder::from_scalar(ValueId loss) {
   run_in(Region::kCount);
   result.item_count = fill(batch, {DType::kFloat64, {}});
   run_in(Region::kForward);
-  result.loss_sum = mul(cast(reshape(loss, {}), DType::kFloat64), batch);
+  const ValueId scalar = cast(reshape(sum == kNoValue ? loss : sum, {}), DType::kFloat64);
+  result.loss_sum = sum == kNoValue ? mul(scalar, batch) : scalar;
+  result.correct = count_correct ? correct_of(result.loss_sum) : kNoValue;
   return result;
 }
 

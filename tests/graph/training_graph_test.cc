@@ -243,6 +243,49 @@ TEST(TrainingGraphTest, MeanInTheGraphIsTakenApart) {
   EXPECT_EQ(b.num_items, 3);
 }
 
+TEST(TrainingGraphTest, EvaluationOfALossInTheGraphCountsWhatIsRight) {
+  const Graph plain = classifier(6);
+  const Graph meant = with_mean_loss(6);
+  const Feeds feeds = micro_batches(6, {0, 3, -100, 1, 0, 2})[0];
+  const TrainingGraph a = build_eval_graph(plain, resolve_loss(plain, {}, nullptr));
+  const TrainingGraph b = build_eval_graph(meant, resolve_loss(meant, {}, nullptr));
+  const std::vector<Tensor> wanted =
+      evaluate(a.graph, feeds, {a.loss_sum, a.item_count, a.correct});
+  const std::vector<Tensor> actual =
+      evaluate(b.graph, feeds, {b.loss_sum, b.item_count, b.correct});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    EXPECT_TRUE(identical(wanted[i], actual[i])) << i;
+  }
+}
+
+TEST(TrainingGraphTest, SumInTheGraphDoesNotDependOnTheSplit) {
+  const auto summed = [](int64_t batch) {
+    Graph graph = classifier(batch);
+    GraphBuilder builder(graph);
+    const ValueId square = builder.mul(graph.outputs()[0], graph.outputs()[0]);
+    const ValueId sum = builder.reduce_sum(square, {0, 1}, false);
+    graph.rename_value(sum, "energy");
+    graph.outputs() = {sum};
+    return graph;
+  };
+  const Graph whole = summed(6);
+  const Graph part = summed(2);
+  testing::TrainingLoop wanted(build_training_graph(whole, classes_spec(whole, true)));
+  testing::TrainingLoop actual(build_training_graph(part, classes_spec(part, true)));
+  const auto only_x = [](std::vector<Feeds> feeds) {
+    for (Feeds& feed : feeds) {
+      feed.erase("labels");
+    }
+    return feeds;
+  };
+  const std::vector<int64_t> none(6, 0);
+  const auto a = wanted.step(only_x(micro_batches(6, none)), 0.03125);
+  const auto b = actual.step(only_x(micro_batches(2, none)), 0.03125);
+  EXPECT_EQ(b.num_items, 6);
+  EXPECT_NEAR(a.loss, b.loss, 1e-12);
+  EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-6 * a.grad_norm);
+}
+
 TEST(TrainingGraphTest, OtherScalarsAreWeightedBySamples) {
   Graph graph = classifier(3);
   GraphBuilder builder(graph);
