@@ -1,6 +1,10 @@
 #include "runtime/parameter_store.h"
 
+#include <algorithm>
+#include <unordered_set>
+
 #include "graph/evaluator.h"
+#include "graph/random.h"
 
 namespace trainrt {
 
@@ -13,6 +17,39 @@ std::vector<std::string> ParameterStore::names() const {
     names.push_back(value->name);
   }
   return names;
+}
+
+void ParameterStore::share_ownership(Communicator* world) {
+  owned_ = names();
+  if (world == nullptr || world->world_size() == 1) {
+    return;
+  }
+  // Every rank tells which pieces it has, as hashes of name and place; a rank owns what no earlier
+  // rank has.
+  std::vector<int64_t> own;
+  for (const std::string& name : owned_) {
+    own.push_back(static_cast<int64_t>(hash_name(name)));
+  }
+  const size_t size = static_cast<size_t>(world->world_size());
+  std::vector<int64_t> counts(size);
+  const int64_t count = static_cast<int64_t>(own.size());
+  world->all_gather(&count, counts.data(), std::vector<int64_t>(size, 1), DType::kInt64);
+  int64_t total = 0;
+  int64_t before = 0;  // keys of earlier ranks
+  for (size_t r = 0; r < size; ++r) {
+    before += static_cast<int>(r) < world->rank() ? counts[r] : 0;
+    total += counts[r];
+  }
+  std::vector<int64_t> all(static_cast<size_t>(total));
+  world->all_gather(own.data(), all.data(), counts, DType::kInt64);
+  const std::unordered_set<int64_t> earlier(all.begin(), all.begin() + before);
+  std::vector<std::string> mine;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (earlier.count(own[i]) == 0) {
+      mine.push_back(owned_[i]);
+    }
+  }
+  owned_ = std::move(mine);
 }
 
 void ParameterStore::load_initial() {
@@ -29,19 +66,13 @@ void ParameterStore::load(const std::function<Tensor(const std::string&)>& whole
   }
 }
 
-std::vector<std::string> ParameterStore::owned_names() const {
-  return program_.coordinates.data_rank == 0 && program_.coordinates.tensor_rank == 0
-             ? names()
-             : std::vector<std::string>{};
-}
-
 CheckpointTensor ParameterStore::piece(const std::string& name) const {
-  CheckpointTensor piece;
-  piece.name = name;
-  piece.data = executor_.read(name);
-  piece.shape = piece.data.shape();
-  piece.offset.assign(piece.shape.size(), 0);
-  return piece;
+  CheckpointTensor result;
+  result.name = name;
+  result.data = executor_.read(name);
+  result.shape = result.data.shape();
+  result.offset.assign(result.shape.size(), 0);
+  return result;
 }
 
 }  // namespace trainrt

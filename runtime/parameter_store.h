@@ -16,21 +16,24 @@ class ParameterStore {
  public:
   ParameterStore(Executor& executor, const Program& program);
 
+  // Decides which rank saves which piece: of several ranks with the same one the first. Collective
+  // over `world` (null: one rank).
+  void share_ownership(Communicator* world);
+
   // Initial values: from the model's file, or zeros. Throws what TensorSource::load throws.
   void load_initial();
   // From whole tensors. Throws kInvalidArgument when a shape differs.
   void load(const std::function<Tensor(const std::string& name)>& whole);
 
-  // Names of what this rank holds, and of what it is the one to save: of several ranks with equal
-  // contents the first.
-  std::vector<std::string> names() const;
-  std::vector<std::string> owned_names() const;
+  std::vector<std::string> names() const;                                 // of what this rank holds
+  const std::vector<std::string>& owned_names() const { return owned_; }  // and is to save
   // This rank's piece of a tensor.
   CheckpointTensor piece(const std::string& name) const;
 
  private:
   Executor& executor_;
   const Program& program_;
+  std::vector<std::string> owned_;
 };
 
 }  // namespace trainrt

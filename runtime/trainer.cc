@@ -62,6 +62,7 @@ class RankRunner {
       executor_.add_program(compiled_.programs[i], compiled_.memories[i]);
     }
     executor_.load();
+    store_.share_ownership(world_);
     store_.load_initial();
     if (run.checkpoint) {
       store_.load([&](const std::string& name) { return run.checkpoint->read(name); });
@@ -240,18 +241,39 @@ void RankRunner::train() {
   }
 }
 
+// With several ranks the pieces meet in a checkpoint beside the file, which rank 0 reads.
 void RankRunner::export_model() {
+  const std::string parts = run_.options.export_file + ".parts";
+  std::function<Tensor(const std::string&)> whole = [&](const std::string& name) {
+    return store_.piece(name).data;
+  };
+  std::optional<Checkpoint> gathered;
+  if (world_ != nullptr) {
+    write_checkpoint(
+        parts,
+        {},
+        store_.owned_names(),
+        [&](const std::string& name) { return store_.piece(name); },
+        world_);
+  }
   if (rank_ != 0) {
     return;
+  }
+  if (world_ != nullptr) {
+    gathered = Checkpoint::newest(parts);
+    TRAINRT_CHECK(gathered.has_value());
+    whole = [&](const std::string& name) { return gathered->read(name); };
   }
   export_trained(
       *run_.job.model,
       [&](const std::string& name) {
         const auto type = run_.job.model_types.find(name);
-        const Tensor value = store_.piece(name).data;
+        const Tensor value = whole(name);
         return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);
       },
       run_.options.export_file);
+  std::error_code ignored;
+  std::filesystem::remove_all(parts, ignored);
 }
 
 StepResult RankRunner::evaluate() {
@@ -361,6 +383,15 @@ void check_flags(const Options& options) {
   TRAINRT_REQUIRE(!options.steps || !options.epochs,
                   kInvalidArgument,
                   "--steps and --epochs both say how long to train; give one");
+  const auto refuse = [](bool asked, const std::string& flag, const std::string& instead) {
+    TRAINRT_REQUIRE(!asked, kInvalidArgument, flag, " is not carried out by this build; ", instead);
+  };
+  refuse(options.nproc > 1, "--nproc", "--devices cpu:N runs N ranks in one process");
+  refuse(options.reduction == "exact", "--reduction exact", "use --reduction fast");
+  refuse(options.batch_norm == "sync", "--batch-norm sync", "use --batch-norm local");
+  refuse(options.max_tokens > 0, "--max-tokens", "use --batch-size");
+  refuse(options.rebalance, "--rebalance", "give each rank its part with --shares");
+  refuse(!options.trace.empty(), "run --trace", "'trainrt plan --trace' writes the predicted one");
   const bool has_folder = !options.checkpoint_dir.empty();
   TRAINRT_REQUIRE(
       has_folder || !options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
@@ -393,6 +424,12 @@ void check_outputs(const Options& options) {
 Run prepare(const Options& options, bool evaluate) {
   check_flags(options);
   const std::vector<DeviceOptions> devices = local_devices(options);
+  TRAINRT_REQUIRE(evaluate || devices.size() == 1,
+                  kUnsupported,
+                  "training on ",
+                  devices.size(),
+                  " ranks is not carried out by this build; use "
+                  "--devices cpu");
   Run run{options, make_training_job(options, evaluate), devices, {}, {}, {}, {}, 0};
   int64_t first_step = 0, position = 0;
   if (!evaluate) {
