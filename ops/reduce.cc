@@ -305,16 +305,13 @@ ShardingRule sharding(const OpContext& op, bool sharded, ReductionKind kind) {
   return rule;
 }
 
-// Axes: an attribute, from opset 18 (ReduceSum: 13) an input; none means all, or, with
-// noop_with_empty_axes, no reduction: the element-wise part of the operator alone.
+// With noop_with_empty_axes and no axes only the element-wise part of the operator remains.
 void upgrade(UpgradeContext& context) {
   const ValueId input = context.input(0);
-  std::vector<int64_t> axes =
-      context.has_input(1) ? context.int_input(1) : context.attributes().get_ints("axes", {});
   const int64_t keepdims = context.attributes().get_int("keepdims", 1);
-  const bool noop = context.attributes().get_int("noop_with_empty_axes", 0) != 0;
   const int ndim = context.ndim(input);
-  if (axes.empty() && noop) {
+  const std::vector<int64_t> axes = reduced_axes(context);
+  if (axes.empty() && ndim > 0) {
     // A reduction over a new dim of size 1 is that element-wise part.
     Shape shape = context.shape(input);
     shape.push_back(1);

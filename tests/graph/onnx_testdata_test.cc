@@ -68,9 +68,12 @@ Tensor tensor_of(const onnx::TensorProto& proto) {
 }
 
 // Expected outputs are draws of another generator (or, for Dropout before opset 12, those of an
-// inference): such a model must bind and run, its outputs are not compared.
-bool is_random(const std::string& path) {
-  for (const char* name : {"test_bernoulli",
+// inference): such a model must bind and run, its outputs are not compared. Nor are those of
+// test_adam_multiple, which were computed with an epsilon of 0.01 that the model does not state
+// (with it our result is the expected one).
+bool has_other_outputs(const std::string& path) {
+  for (const char* name : {"test_adam_multiple",
+                           "test_bernoulli",
                            "test_training_dropout_default",
                            "test_training_dropout/",
                            "test_training_dropout_mask",
@@ -208,7 +211,7 @@ TEST(OnnxTestDataTest, EveryModelIsComputedOrRefusedForANamedReason) {
         try {
           const Bound bound = bind_with(model, *inputs, fed);
           for (const std::string& text : differences(bound, *expected)) {
-            if (!is_random(path.string())) {
+            if (!has_other_outputs(path.string())) {
               ADD_FAILURE() << text;
             }
           }
@@ -228,7 +231,7 @@ TEST(OnnxTestDataTest, EveryModelIsComputedOrRefusedForANamedReason) {
     }
   }
   set_log_level(LogLevel::kInfo);
-  EXPECT_GE(computed, 371);
+  EXPECT_GE(computed, 943);
   std::cout << computed << " of " << paths.size() << " are computed as expected, " << not_tensors
             << " are not about tensors; refused for want of:";
   for (const auto& [op, count] : missing) {
