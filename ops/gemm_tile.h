@@ -39,7 +39,9 @@ inline void gemm_tile(
   Vector sums[kRows][kVectors] = {};
   for (int64_t p = 0; p < k; ++p) {
     Vector row[kVectors];
-    std::memcpy(row, b + p * ldb, sizeof(row));
+    for (int v = 0; v < kVectors; ++v) {
+      std::memcpy(&row[v], b + p * ldb + v * kVector<T>, sizeof(Vector));
+    }
     for (int i = 0; i < kRows; ++i) {
       const T factor = a.data[i * a.row + p * a.column];
       for (int v = 0; v < kVectors; ++v) {
@@ -48,14 +50,15 @@ inline void gemm_tile(
     }
   }
   for (int i = 0; i < kRows; ++i) {
-    if (accumulate) {
-      Vector before[kVectors];
-      std::memcpy(before, c + i * ldc, sizeof(before));
-      for (int v = 0; v < kVectors; ++v) {
-        sums[i][v] += before[v];
+    for (int v = 0; v < kVectors; ++v) {
+      T* out = c + i * ldc + v * kVector<T>;
+      Vector before = {};
+      if (accumulate) {
+        std::memcpy(&before, out, sizeof(before));
       }
+      const Vector after = before + sums[i][v];
+      std::memcpy(out, &after, sizeof(after));
     }
-    std::memcpy(c + i * ldc, sums[i], sizeof(sums[i]));
   }
 }
 

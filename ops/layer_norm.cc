@@ -176,16 +176,25 @@ void add_column_sums(
     mean[r - begin] = t.mean != nullptr ? load<C>(t.mean[r]) : C(0);
     inv[r - begin] = load<C>(t.inv[r]);
   }
-#pragma omp simd
-  for (int64_t j = 0; j < n; ++j) {
-    C sum_h = 0, sum = 0;
+  constexpr int64_t kColumns = 64;
+  for (int64_t first = 0; first < n; first += kColumns) {
+    const int64_t columns = std::min(kColumns, n - first);
+    C sum_h[kColumns] = {}, sum[kColumns] = {};
     for (int64_t r = begin; r < end; ++r) {
-      const C g = load<C>(t.dy[r * n + j]);
-      sum += g;
-      sum_h += g * ((load<C>(t.x[r * n + j]) - mean[r - begin]) * inv[r - begin]);
+      const T* dy = t.dy + r * n + first;
+      const T* x = t.x + r * n + first;
+      const C m = mean[r - begin], scale = inv[r - begin];
+#pragma omp simd
+      for (int64_t j = 0; j < columns; ++j) {
+        const C g = load<C>(dy[j]);
+        sum[j] += g;
+        sum_h[j] += g * ((load<C>(x[j]) - m) * scale);
+      }
     }
-    dscale[j] += static_cast<double>(sum_h);
-    dbias[j] += static_cast<double>(sum);
+    for (int64_t j = 0; j < columns; ++j) {
+      dscale[first + j] += static_cast<double>(sum_h[j]);
+      dbias[first + j] += static_cast<double>(sum[j]);
+    }
   }
 }
 

@@ -62,28 +62,42 @@ struct Box {
   int64_t divisor = 1;        // of an average
 };
 
+// The taps of one dim of a window that starts at `start`: the first inside, how many are, and for
+// how many an average counts them.
+struct TapRange {
+  int64_t first = 0, count = 0, divisor = 0;
+};
+
+TapRange find_taps(const Pool& pool, size_t d, int64_t start) {
+  const Window& w = pool.window;
+  const int64_t size = pool.in.spatial[d], step = w.dilations[d];
+  TapRange taps;
+  taps.first = start < 0 ? (-start + step - 1) / step : 0;
+  const int64_t end = start >= size ? 0 : std::min(w.kernel[d], (size - start + step - 1) / step);
+  taps.count = std::max<int64_t>(0, end - taps.first);
+  // With ceil_mode a window may reach beyond the end padding; those taps never count.
+  const int64_t limit = size + w.pads_end[d];
+  taps.divisor = pool.count_include_pad ? std::min(w.kernel[d], (limit - start + step - 1) / step)
+                                        : taps.count;
+  return taps;
+}
+
 void find_box(const Pool& pool, int64_t position, Box& box) {
   const Window& w = pool.window;
   const size_t ndim = pool.out.size();
   box.begin.resize(ndim);
   box.count.resize(ndim);
   box.steps = w.dilations;
-  int64_t padded = 1, inside = 1;
+  int64_t divisor = 1;
   for (size_t d = ndim; d-- > 0;) {
     const int64_t start = position % pool.out[d] * w.strides[d] - w.pads_begin[d];
     position /= pool.out[d];
-    const int64_t size = pool.in.spatial[d], step = w.dilations[d];
-    // Taps below 0 and from `size` on fall away.
-    const int64_t first = start < 0 ? (-start + step - 1) / step : 0;
-    const int64_t end = start >= size ? 0 : std::min(w.kernel[d], (size - start + step - 1) / step);
-    box.begin[d] = start + first * step;
-    box.count[d] = std::max<int64_t>(0, end - first);
-    inside *= box.count[d];
-    // With ceil_mode a window may reach beyond the end padding; those taps never count.
-    const int64_t limit = size + w.pads_end[d];
-    padded *= std::min(w.kernel[d], (limit - start + step - 1) / step);
+    const TapRange taps = find_taps(pool, d, start);
+    box.begin[d] = start + taps.first * w.dilations[d];
+    box.count[d] = taps.count;
+    divisor *= taps.divisor;
   }
-  box.divisor = std::max<int64_t>(1, pool.count_include_pad ? padded : inside);
+  box.divisor = std::max<int64_t>(1, divisor);
 }
 
 // Calls fn(position in x) for the taps of a box, first dim outermost.
@@ -135,6 +149,131 @@ void for_each_slice(KernelContext& op, const Pool& pool, const Fn& fn) {
   });
 }
 
+// ---- planes of two spatial dims in nchw --------------------------------------------------------
+//
+// There is one lane, so the vectors run along a row of outputs instead: tap after tap, in the order
+// of for_each_tap, is applied to all outputs of the row that it serves.
+
+constexpr int64_t kRowOutputs = 128;  // outputs of a row at a time
+
+bool is_planar(const Pool& pool) {
+  return !pool.window.channels_last && pool.out.size() == 2;
+}
+
+// Calls fn(input position of output `first`, first, last, stride) for each tap of the outputs
+// [begin, end) of row oy, where output j reads position + (j - first) * stride.
+template <typename Fn>
+void for_each_row_tap(const Pool& pool, int64_t oy, int64_t begin, int64_t end, const Fn& fn) {
+  const Window& w = pool.window;
+  const int64_t height = pool.in.spatial[0], width = pool.in.spatial[1];
+  const int64_t stride = w.strides[1];
+  for (int64_t ky = 0; ky < w.kernel[0]; ++ky) {
+    const int64_t iy = oy * w.strides[0] - w.pads_begin[0] + ky * w.dilations[0];
+    if (iy < 0 || iy >= height) {
+      continue;
+    }
+    for (int64_t kx = 0; kx < w.kernel[1]; ++kx) {
+      const int64_t shift = kx * w.dilations[1] - w.pads_begin[1];  // ix = ox * stride + shift
+      const int64_t first = std::max(begin, shift < 0 ? (-shift + stride - 1) / stride : 0);
+      const int64_t last = std::min(end, width <= shift ? 0 : (width - shift - 1) / stride + 1);
+      if (first < last) {
+        fn(iy * width + first * stride + shift, first, last, stride);
+      }
+    }
+  }
+}
+
+// Maxima of outputs [begin, end) of row oy of a plane, and their positions (-1 before any tap).
+template <typename C, typename T>
+void max_of_row(
+    const Pool& pool, const T* x, int64_t oy, int64_t begin, int64_t end, C* best, int32_t* at) {
+  std::fill(best, best + (end - begin), -std::numeric_limits<C>::infinity());
+  std::fill(at, at + (end - begin), -1);
+  for_each_row_tap(
+      pool, oy, begin, end, [&](int64_t position, int64_t first, int64_t last, int64_t stride) {
+        C* row = best + (first - begin);
+        int32_t* row_at = at + (first - begin);
+        const T* tap = x + position;
+        const int32_t from = static_cast<int32_t>(position), step = static_cast<int32_t>(stride);
+        const int32_t n = static_cast<int32_t>(last - first);
+#pragma omp simd
+        for (int32_t j = 0; j < n; ++j) {
+          const C value = load<C>(tap[j * step]);
+          const bool better =
+              (row_at[j] < 0) | (!(value <= row[j]) & (row[j] == row[j]));  // NaN wins and stays
+          row[j] = better ? value : row[j];
+          row_at[j] = better ? from + j * step : row_at[j];
+        }
+      });
+}
+
+// Calls fn(plane's slice, oy, begin, end) for all pieces of rows of a plane.
+template <typename Fn>
+void for_each_row_piece(const Pool& pool, const Fn& fn) {
+  for (int64_t oy = 0; oy < pool.out[0]; ++oy) {
+    for (int64_t begin = 0; begin < pool.out[1]; begin += kRowOutputs) {
+      fn(oy, begin, std::min(pool.out[1], begin + kRowOutputs));
+    }
+  }
+}
+
+template <typename C, typename T>
+void max_pool_plane(const Pool& pool, const Slice& slice, const T* x, T* y, int64_t* indices) {
+  C best[kRowOutputs];
+  int32_t at[kRowOutputs];
+  for_each_row_piece(pool, [&](int64_t oy, int64_t begin, int64_t end) {
+    max_of_row(pool, x + slice.x, oy, begin, end, best, at);
+    const int64_t offset = slice.y + oy * pool.out[1] + begin;
+    for (int64_t j = 0; j < end - begin; ++j) {
+      y[offset + j] = store<T>(best[j]);
+      if (indices != nullptr) {
+        indices[offset + j] = slice.x + std::max(at[j], 0);
+      }
+    }
+  });
+}
+
+template <typename C, typename T>
+void max_pool_grad_plane(const Pool& pool, const Slice& slice, const T* x, const T* dy, T* dx) {
+  C best[kRowOutputs];
+  int32_t at[kRowOutputs];
+  std::fill(dx + slice.x, dx + slice.x + pool.in_size(), store<T>(C(0)));
+  for_each_row_piece(pool, [&](int64_t oy, int64_t begin, int64_t end) {
+    max_of_row(pool, x + slice.x, oy, begin, end, best, at);
+    const T* grad = dy + slice.y + oy * pool.out[1] + begin;
+    for (int64_t j = 0; j < end - begin; ++j) {
+      T& target = dx[slice.x + std::max(at[j], 0)];
+      target = store<T>(load<C>(target) + load<C>(grad[j]));
+    }
+  });
+}
+
+template <typename C, typename T>
+void average_pool_plane(const Pool& pool, const Slice& slice, const T* x, T* y) {
+  double sum[kRowOutputs];
+  for_each_row_piece(pool, [&](int64_t oy, int64_t begin, int64_t end) {
+    std::fill(sum, sum + (end - begin), 0.0);
+    for_each_row_tap(
+        pool, oy, begin, end, [&](int64_t position, int64_t first, int64_t last, int64_t stride) {
+          double* row = sum + (first - begin);
+          const T* tap = x + slice.x + position;
+#pragma omp simd
+          for (int64_t j = 0; j < last - first; ++j) {
+            row[j] += load<double>(tap[j * stride]);
+          }
+        });
+    const Window& w = pool.window;
+    const int64_t rows = find_taps(pool, 0, oy * w.strides[0] - w.pads_begin[0]).divisor;
+    for (int64_t ox = begin; ox < end; ++ox) {
+      const int64_t columns = find_taps(pool, 1, ox * w.strides[1] - w.pads_begin[1]).divisor;
+      const double divisor = static_cast<double>(std::max<int64_t>(1, rows * columns));
+      y[slice.y + oy * pool.out[1] + ox] = store<T>(static_cast<C>(sum[ox - begin] / divisor));
+    }
+  });
+}
+
+// ---- any number of dims, any layout -----------------------------------------------------------
+
 // Maximum and its position per lane.
 template <typename C, typename T>
 void max_of_box(const Pool& pool, const Box& box, const T* x, int64_t width, C* best, int64_t* at) {
@@ -161,6 +300,10 @@ void max_pool(KernelContext& op) {
   T* y = op.output<T>(0);
   int64_t* indices = op.output<int64_t>(1);
   for_each_slice(op, pool, [&](const Slice& slice) {
+    if (is_planar(pool)) {
+      max_pool_plane<C>(pool, slice, x, y, indices);
+      return;
+    }
     Box box;
     C best[kLanes];
     int64_t at[kLanes] = {};
@@ -185,6 +328,10 @@ void max_pool_grad(KernelContext& op) {
   const T* dy = op.input<T>(1);
   T* dx = op.output<T>(0);
   for_each_slice(op, pool, [&](const Slice& slice) {
+    if (is_planar(pool)) {
+      max_pool_grad_plane<C>(pool, slice, x, dy, dx);
+      return;
+    }
     Box box;
     C best[kLanes];
     int64_t at[kLanes] = {};
@@ -212,6 +359,10 @@ void average_pool(KernelContext& op) {
   const T* x = op.input<T>(0);
   T* y = op.output<T>(0);
   for_each_slice(op, pool, [&](const Slice& slice) {
+    if (is_planar(pool)) {
+      average_pool_plane<C>(pool, slice, x, y);
+      return;
+    }
     Box box;
     double sum[kLanes];
     for (int64_t p = 0; p < pool.out_size(); ++p) {
