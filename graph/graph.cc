@@ -40,7 +40,10 @@ ValueId Graph::add_value(Value value) {
   TRAINRT_CHECK(!value.name.empty(), "a value needs a name");
   const ValueId id = num_values();
   const bool inserted = value_by_name_.emplace(value.name, id).second;
-  TRAINRT_REQUIRE(inserted, kInvalidModel, "two values are named '", value.name,
+  TRAINRT_REQUIRE(inserted,
+                  kInvalidModel,
+                  "two values are named '",
+                  value.name,
                   "'; every tensor of a graph needs a name of its own");
   values_.push_back(std::move(value));
   return id;
@@ -64,13 +67,11 @@ ValueId Graph::add_constant(std::string name, Tensor data) {
   return add_value(std::move(value));
 }
 
-NodeId Graph::add_node(Node node,
-                       const TensorTypes& output_types,
-                       std::vector<std::string> names) {
+NodeId Graph::add_node(Node node, const TensorTypes& output_types, std::vector<std::string> names) {
   const NodeId id = num_nodes();
   const bool inserted = node_by_name_.emplace(node.name, id).second;
-  TRAINRT_REQUIRE(inserted && !node.name.empty(), kInvalidModel, "two nodes are named '", node.name,
-                  "'");
+  TRAINRT_REQUIRE(
+      inserted && !node.name.empty(), kInvalidModel, "two nodes are named '", node.name, "'");
   node.outputs.clear();
   for (size_t i = 0; i < output_types.size(); ++i) {
     Value value;
@@ -154,7 +155,9 @@ std::string Graph::unique_node_name(const std::string& stem) {
   return unique_name(node_by_name_, next_node_number_, stem);
 }
 
-Graph Graph::subgraph(const std::vector<NodeId>& keep, std::vector<ValueId>* value_map) const {
+Graph Graph::subgraph(const std::vector<NodeId>& keep,
+                      std::vector<ValueId>* value_map,
+                      bool drop_unused) const {
   std::vector<bool> wanted(values_.size(), false);
   const auto want = [&](ValueId id) {
     if (id != kNoValue) {
@@ -168,7 +171,8 @@ Graph Graph::subgraph(const std::vector<NodeId>& keep, std::vector<ValueId>* val
   }
   for (ValueId id = 0; id < num_values(); ++id) {
     const ValueKind kind = value(id).kind;
-    if (kind == ValueKind::kInput || (is_persistent(kind) && kind != ValueKind::kConstant)) {
+    if (!drop_unused &&
+        (kind == ValueKind::kInput || (is_persistent(kind) && kind != ValueKind::kConstant))) {
       want(id);
     }
   }

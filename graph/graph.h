@@ -140,7 +140,10 @@ class Graph {
 
   // The same graph restricted to `keep` (node ids, in the new order), without values that are then
   // neither used nor persistent nor an input. `value_map`, if given, receives old id -> new id.
-  Graph subgraph(const std::vector<NodeId>& keep, std::vector<ValueId>* value_map = nullptr) const;
+  // `drop_unused`: without persistent values and inputs that no kept node reads, too.
+  Graph subgraph(const std::vector<NodeId>& keep,
+                 std::vector<ValueId>* value_map = nullptr,
+                 bool drop_unused = false) const;
 
  private:
   std::vector<Value> values_;

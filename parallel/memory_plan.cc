@@ -253,7 +253,12 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
              .category = communication ? Category::kCommunication : Category::kActivation});
         touch(output, instant, phase_index, index);
       }
-      const int64_t workspace = workspace_bytes(OpContext(graph_, node), device);
+      // The executor itself packs for collectives, whatever kernels run.
+      const OpContext op(graph_, node);
+      const OpDef& def = get_op(node.op_type);
+      const int64_t workspace = !communication  ? workspace_bytes(op, device)
+                                : def.workspace ? def.workspace(op, device)
+                                                : 0;
       if (workspace > 0) {
         workspaces_.emplace_back(id,
                                  add_buffer({.bytes = workspace,
@@ -296,8 +301,10 @@ bool BufferPlan::try_inplace(const Node& node, const Inplace& alias, int instant
     merge(into, from);
     return true;
   }
+  // `target.first`: an output that shares an input's storage already does not take a second's.
   if (source.fixed || source.step_wide || target.fixed || source.last != instant ||
-      source.timeline != target.timeline || source.bytes != target.bytes) {
+      target.first != instant || source.timeline != target.timeline ||
+      source.bytes != target.bytes) {
     return false;
   }
   // Another input in the same storage would be overwritten while it is read.

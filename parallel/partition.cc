@@ -4,15 +4,28 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "graph/op_def.h"
+#include "parallel/passes/recompute.h"
+#include "parallel/passes/spmd_lowering.h"
 #include "parallel/phase_order.h"
+#include "parallel/rank_graph.h"
+#include "parallel/stage_cut.h"
 
 namespace trainrt {
 
+// What a tensor and data rank runs at one micro-batch size, all stages.
+struct Partitioner::Lowered {
+  TrainingGraph graph;
+  std::map<std::string, TensorPiece> pieces;
+  StageCut cut;
+};
+
 struct Partitioner::Cache {
-  std::map<int64_t, TrainingGraph> whole;  // by micro-batch size
+  std::map<int64_t, TrainingGraph> whole;  // by micro-batch size; recomputation is in it
+  std::map<std::tuple<int64_t, int, int>, Lowered> lowered;
 };
 
 namespace {
@@ -39,6 +52,9 @@ void check_plan(const Plan& plan) {
                       plan.pipeline_parallel >= 1 && plan.virtual_stages >= 1,
                   kInvalidArgument,
                   "a plan's degrees are at least 1");
+  TRAINRT_REQUIRE(plan.virtual_stages == 1 || plan.pipeline_parallel > 1,
+                  kInfeasiblePlan,
+                  "virtual stages need more than one pipeline rank");
   TRAINRT_REQUIRE(static_cast<int>(plan.shares.size()) == plan.data_parallel,
                   kInvalidArgument,
                   "the plan has ",
@@ -95,35 +111,6 @@ std::vector<MicroBatch> micro_batches(const DataShare& share, int64_t first_samp
   return result;
 }
 
-// Phases of a rank that owns everything.
-std::vector<PhaseNodes> single_stage_phases(const Graph& graph, bool merge_update) {
-  std::vector<PhaseNodes> phases = {{PhaseKind::kCount, 0, {}},
-                                    {PhaseKind::kForward, 0, {}},
-                                    {PhaseKind::kBackward, 0, {}},
-                                    {PhaseKind::kUpdate, 0, {}}};
-  const bool has_backward =
-      std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
-        return node.region == Region::kBackward;
-      });
-  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
-    switch (graph.node(id).region) {
-      case Region::kCount:
-        phases[0].nodes.push_back(id);
-        break;
-      case Region::kForward:
-        phases[1].nodes.push_back(id);
-        break;
-      case Region::kBackward:
-        phases[2].nodes.push_back(id);
-        break;
-      case Region::kUpdate:
-        phases[merge_update && has_backward ? 2 : 3].nodes.push_back(id);
-        break;
-    }
-  }
-  return phases;
-}
-
 // Which values the host writes before, and reads after, each phase.
 void connect_host(ProgramVariant& variant) {
   const Graph& graph = variant.graph;
@@ -154,6 +141,16 @@ void connect_host(ProgramVariant& variant) {
       }
     }
   }
+}
+
+// For a rank without samples: the update does not depend on it.
+int64_t any_micro_batch_size(const Plan& plan) {
+  for (const DataShare& share : plan.shares) {
+    if (share.num_samples > 0) {
+      return std::min(share.micro_batch_size, share.num_samples);
+    }
+  }
+  return 1;
 }
 
 // C cells of all micro-batches, the schedule's row as far as this rank has phases, R and U.
@@ -191,6 +188,36 @@ std::vector<Cell> rank_cells(const Plan& plan,
   return cells;
 }
 
+// What the data axis does to the update: gradients are summed over it, and ZeRO cuts the state.
+SpmdOptions data_axis(const Plan& plan, const Graph& graph, int data_rank) {
+  SpmdOptions options;
+  options.axis = {"data", plan.data_parallel, data_rank};
+  const bool cut_gradients = plan.zero_stage >= 2;
+  options.lowered = [cut_gradients](const Node& node) {
+    return node.region == Region::kUpdate || (cut_gradients && node.op_type == "Accumulate");
+  };
+  for (const Value& value : graph.values()) {
+    const bool cut = (value.kind == ValueKind::kOptimizerState && plan.zero_stage >= 1) ||
+                     (value.kind == ValueKind::kGradient && plan.zero_stage >= 2) ||
+                     (value.kind == ValueKind::kParameter && plan.zero_stage >= 3);
+    if (cut && !value.type.shape.empty() && value.type.shape[0] >= plan.data_parallel) {
+      options.pinned[value.name] = Placement::shard(0);
+    }
+  }
+  return options;
+}
+
+SpmdOptions tensor_axis(const Plan& plan, int tensor_rank) {
+  SpmdOptions options;
+  options.axis = {"tensor", plan.tensor_parallel, tensor_rank};
+  options.cut_weights = true;
+  options.sequence_parallel = plan.sequence_parallel;
+  for (const auto& [name, placement] : plan.placements) {
+    options.pinned[name] = placement.tensor;
+  }
+  return options;
+}
+
 }  // namespace
 
 Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
@@ -199,10 +226,58 @@ Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
   for (const DataShare& share : plan_.shares) {
     // A rank without samples adds zeros to the sums, for which it needs an accumulator too.
     accumulates_ = accumulates_ || share.num_micro_batches != 1;
+    TRAINRT_REQUIRE(plan_.zero_stage < 2 || plan_.data_parallel == 1 ||
+                        share.num_micro_batches == plan_.shares[0].num_micro_batches,
+                    kInfeasiblePlan,
+                    "ZeRO stage ",
+                    plan_.zero_stage,
+                    " communicates in every micro-batch, so all data ranks need equally many; data "
+                    "rank ",
+                    share.data_rank,
+                    " has ",
+                    share.num_micro_batches,
+                    ", data rank ",
+                    plan_.shares[0].data_rank,
+                    " has ",
+                    plan_.shares[0].num_micro_batches,
+                    "; use --zero 1 or equal shares");
   }
 }
 
 Partitioner::~Partitioner() = default;
+
+const TrainingGraph& Partitioner::whole(int64_t micro_batch_size) {
+  auto found = cache_->whole.find(micro_batch_size);
+  if (found == cache_->whole.end()) {
+    found = cache_->whole
+                .emplace(micro_batch_size,
+                         apply_recompute(factory_(micro_batch_size, accumulates_), plan_))
+                .first;
+  }
+  return found->second;
+}
+
+const Partitioner::Lowered& Partitioner::lowered(int64_t micro_batch_size,
+                                                 const RankCoordinates& at) {
+  // Data ranks differ only where state is cut over them.
+  const int data_rank = plan_.zero_stage > 0 ? at.data_rank : 0;
+  const auto [found, is_new] =
+      cache_->lowered.try_emplace({micro_batch_size, at.tensor_rank, data_rank});
+  Lowered& result = found->second;
+  if (is_new) {
+    result.graph = whole(micro_batch_size);
+    if (plan_.tensor_parallel > 1) {
+      result.graph =
+          lower_to_rank(result.graph, tensor_axis(plan_, at.tensor_rank), &result.pieces);
+    }
+    if (plan_.data_parallel > 1) {
+      result.graph = lower_to_rank(
+          result.graph, data_axis(plan_, result.graph.graph, data_rank), &result.pieces);
+    }
+    result.cut = cut_stages(result.graph.graph, plan_);
+  }
+  return result;
+}
 
 Program Partitioner::program(int rank, const DeviceSpec& device) {
   Program program;
@@ -211,23 +286,32 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   program.coordinates = rank_coordinates(plan_, rank);
   program.device = device;
   const DataShare& share = share_of(plan_, program.coordinates.data_rank);
-  for (const int64_t size : micro_batch_sizes(share)) {
-    auto found = cache_->whole.find(size);
-    if (found == cache_->whole.end()) {
-      found = cache_->whole.emplace(size, factory_(size, accumulates_)).first;
-    }
-    const TrainingGraph& whole = found->second;
+  const bool idle = share.num_samples == 0;
+  std::vector<int64_t> sizes = micro_batch_sizes(share);
+  if (idle) {
+    sizes.push_back(any_micro_batch_size(plan_));
+  }
+  const bool merge_update =
+      !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
+  for (const int64_t size : sizes) {
+    const Lowered& source = lowered(size, program.coordinates);
+    RankGraph rank_graph = make_rank_graph(
+        source.graph, source.cut, plan_, program.coordinates.stage, merge_update, idle);
     ProgramVariant variant;
     variant.micro_batch_size = size;
-    variant.graph = whole.graph;
-    variant.loss_sum = whole.loss_sum;
-    variant.item_count = whole.item_count;
-    variant.grad_norm = whole.grad_norm;
-    variant.correct = whole.correct;
-    std::vector<PhaseNodes> phases = single_stage_phases(variant.graph, !accumulates_);
-    settle_updates(variant.graph, phases);
-    variant.phases = order_phases(variant.graph, phases);
+    variant.graph = std::move(rank_graph.local.graph);
+    variant.loss_sum = rank_graph.local.loss_sum;
+    variant.item_count = rank_graph.local.item_count;
+    variant.grad_norm = rank_graph.local.grad_norm;
+    variant.correct = rank_graph.local.correct;
+    settle_updates(variant.graph, rank_graph.phases);
+    variant.phases = order_phases(variant.graph, rank_graph.phases);
     connect_host(variant);
+    for (const auto& [name, piece] : source.pieces) {
+      if (variant.graph.find_value(name)) {
+        program.pieces.emplace(name, piece);
+      }
+    }
     program.variants.push_back(std::move(variant));
   }
   program.micro_batches = micro_batches(share, first_sample_of(plan_, share.data_rank));

@@ -32,6 +32,10 @@ class Partitioner {
 
  private:
   struct Cache;
+  struct Lowered;
+  const TrainingGraph& whole(int64_t micro_batch_size);
+  const Lowered& lowered(int64_t micro_batch_size, const RankCoordinates& at);
+
   TrainingGraphFactory factory_;
   Plan plan_;
   bool accumulates_ = false;

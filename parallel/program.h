@@ -7,11 +7,13 @@
 // micro-batch) cells. Persistent values have the same names in every variant and share one address.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "graph/graph.h"
 #include "graph/kernel.h"
+#include "parallel/mesh_axis.h"
 #include "parallel/plan.h"
 #include "parallel/schedule.h"
 
@@ -53,7 +55,9 @@ struct Program {
   DeviceSpec device;
   std::vector<ProgramVariant> variants;   // [0]: the largest micro-batch size
   std::vector<MicroBatch> micro_batches;  // in order
-  std::vector<Cell> cells;                // this rank's row: C, G, F, B, W, R, U in order
+  // Persistent tensors of which this rank holds a piece only, by name.
+  std::map<std::string, TensorPiece> pieces;
+  std::vector<Cell> cells;  // this rank's row: C, G, F, B, W, R, U in order
 
   // Virtual stages of this rank, ascending; the index into it is the `local stage` of MemoryPlan.
   std::vector<int> local_stages() const;

@@ -314,9 +314,14 @@ void verify_schedule(const Schedule& schedule) {
 }
 
 int max_in_flight(const std::vector<Cell>& row, int virtual_stage) {
-  bool split = false;
+  bool split = false, any = false;
   for (const Cell& c : row) {
-    split = split || (c.phase == PhaseKind::kWeightGrad && c.virtual_stage == virtual_stage);
+    const bool here = c.virtual_stage == virtual_stage;
+    split = split || (c.phase == PhaseKind::kWeightGrad && here);
+    any = any || ((c.phase == PhaseKind::kWeightGrad || c.phase == PhaseKind::kBackward) && here);
+  }
+  if (!any) {
+    return row.empty() ? 0 : 1;  // forward only: a micro-batch is done when its forward is
   }
   const PhaseKind last = split ? PhaseKind::kWeightGrad : PhaseKind::kBackward;
   int in_flight = 0, most = 0;

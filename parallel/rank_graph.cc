@@ -1,0 +1,379 @@
+// Works on a copy of the whole graph: for every value that crosses stages a Send is appended for
+// its producer's rank and a Recv for the reader's, readers are turned to the received copy, and
+// then the rank's nodes are cut out. A value travels once per receiving stage and serves the
+// readers of all its phases there.
+//
+// Tags number the transfers of the whole graph, which all ranks enumerate alike; messages of one
+// tag are in micro-batch order on both sides. Sends do not wait (Communicator), and ranks run their
+// nodes in the order of one whole graph, so no two ranks wait for each other.
+#include "parallel/rank_graph.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "graph/graph_builder.h"
+#include "graph/op_def.h"
+#include "graph/passes/pass.h"
+
+namespace trainrt {
+
+namespace {
+
+bool is_update(const Node& node) {
+  return node.region == Region::kUpdate;
+}
+
+class RankGraphBuilder {
+ public:
+  RankGraphBuilder(const TrainingGraph& whole, const StageCut& cut, const Plan& plan, int rank)
+      : whole_(whole.graph),
+        cut_(cut),
+        plan_(plan),
+        rank_(rank),
+        consumers_(whole.graph.consumers()),
+        result_{whole, {}} {
+    find_reduce_nodes();
+    positions_.resize(static_cast<size_t>(whole_.num_nodes()));
+    runs_here_.resize(static_cast<size_t>(whole_.num_nodes()));
+    phase_stage_ = cut.virtual_stage;
+    for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
+      positions_[static_cast<size_t>(id)] = 2 * id + 1;
+      runs_here_[static_cast<size_t>(id)] = runs_on(id, rank);
+    }
+  }
+
+  RankGraph run(bool merge_update, bool idle) {
+    for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
+      move_inputs(id);
+    }
+    if (idle) {
+      silence();
+    }
+    cut_out();
+    sort_into_phases(merge_update);
+    return std::move(result_);
+  }
+
+ private:
+  Graph& graph() { return result_.local.graph; }
+  int stage_of(NodeId id) const { return cut_.virtual_stage[static_cast<size_t>(id)]; }
+
+  bool runs_on(NodeId id, int rank) const {
+    if (is_update(whole_.node(id))) {
+      const std::vector<int>& ranks = cut_.update_ranks[static_cast<size_t>(id)];
+      return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    }
+    return stage_of(id) % plan_.pipeline_parallel == rank;
+  }
+
+  // Turns the inputs of `id` that are made elsewhere to received copies, for every place that runs
+  // it.
+  void move_inputs(NodeId id) {
+    const Node node = whole_.node(id);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const NodeId from =
+          node.inputs[i] == kNoValue ? kNoNode : whole_.value(node.inputs[i]).producer;
+      if (from == kNoNode) {
+        continue;
+      }
+      if (!is_update(node)) {
+        if (stage_of(from) != stage_of(id)) {
+          const ValueId copy = transfer_to_stage(node.inputs[i], from, id);
+          if (runs_here_[static_cast<size_t>(id)]) {
+            graph().node(id).inputs[i] = copy;
+          }
+        }
+        continue;
+      }
+      for (const int to : cut_.update_ranks[static_cast<size_t>(id)]) {
+        if (!runs_on(from, to)) {
+          const ValueId copy = transfer_to_rank(node.inputs[i], from, id, to);
+          if (to == rank_) {
+            graph().node(id).inputs[i] = copy;
+          }
+        }
+      }
+    }
+  }
+
+  // Between the stages of a micro-batch.
+  ValueId transfer_to_stage(ValueId value, NodeId from, NodeId reader) {
+    const int to = stage_of(reader);
+    const auto [at, is_new] = moved_.try_emplace({value, to, false}, kNoValue);
+    if (is_new) {
+      // Forward values that a backward reads come along with the forward where that is possible.
+      const bool forward = whole_.node(from).region == Region::kForward && stage_of(from) < to;
+      const Region region = forward ? Region::kForward : Region::kBackward;
+      at->second = transfer(value,
+                            from,
+                            stage_of(from) % plan_.pipeline_parallel,
+                            whole_.node(from).region,
+                            stage_of(from),
+                            to % plan_.pipeline_parallel,
+                            region,
+                            to,
+                            reader);
+    }
+    return at->second;
+  }
+
+  // Within the update, from the first pipeline rank that has the value.
+  ValueId transfer_to_rank(ValueId value, NodeId from, NodeId reader, int to) {
+    const auto [at, is_new] = moved_.try_emplace({value, to, true}, kNoValue);
+    if (is_new) {
+      const int source = is_update(whole_.node(from))
+                             ? cut_.update_ranks[static_cast<size_t>(from)].front()
+                             : stage_of(from) % plan_.pipeline_parallel;
+      at->second =
+          transfer(value, from, source, Region::kUpdate, -1, to, Region::kUpdate, -1, reader);
+    }
+    return at->second;
+  }
+
+  // One transfer: a Send on rank `source`, a Recv on rank `target`. Returns the received copy on
+  // the target and kNoValue elsewhere.
+  ValueId transfer(ValueId value,
+                   NodeId from,
+                   int source,
+                   Region send_region,
+                   int send_stage,
+                   int target,
+                   Region recv_region,
+                   int recv_stage,
+                   NodeId reader) {
+    const int64_t tag = next_tag_++;
+    const Value& moved = whole_.value(value);
+    const std::string name = concat(moved.name, "/", tag);
+    const Attributes common = {{"group", std::string("pipeline")}, {"tag", tag}};
+    if (source == rank_) {
+      Attributes attributes = common;
+      attributes.set("peer", int64_t{target});
+      append("Send",
+             {value},
+             std::move(attributes),
+             "send/" + name,
+             send_region,
+             send_stage,
+             2 * from + 2,
+             read_in_reduce(value));
+    }
+    if (target != rank_) {
+      return kNoValue;
+    }
+    Attributes attributes = common;
+    attributes.set("peer", int64_t{source});
+    attributes.set("shape", moved.type.shape);
+    attributes.set("dtype", std::string(dtype_name(moved.type.dtype)));
+    return append("Recv",
+                  {},
+                  std::move(attributes),
+                  "recv/" + name,
+                  recv_region,
+                  recv_stage,
+                  2 * reader,
+                  read_in_reduce(value));
+  }
+
+  ValueId append(const std::string& op_type,
+                 const std::vector<ValueId>& inputs,
+                 Attributes attributes,
+                 const std::string& name,
+                 Region region,
+                 int stage,
+                 int position,
+                 bool in_reduce) {
+    GraphBuilder builder(graph());
+    builder.set_region(region);
+    const std::vector<ValueId> outputs = builder.node(op_type, inputs, std::move(attributes), name);
+    positions_.push_back(position);
+    runs_here_.push_back(true);
+    phase_stage_.push_back(stage);
+    in_reduce_.push_back(in_reduce);
+    return outputs.empty() ? kNoValue : outputs[0];
+  }
+
+  // A rank without samples: zeros where the update reads what micro-batches make.
+  void silence() {
+    std::map<std::pair<ValueId, bool>, ValueId> zeros;
+    for (NodeId id = 0; id < graph().num_nodes(); ++id) {
+      if (!is_update(graph().node(id))) {
+        runs_here_[static_cast<size_t>(id)] = false;
+        continue;
+      }
+      if (!runs_here_[static_cast<size_t>(id)]) {
+        continue;
+      }
+      for (size_t i = 0; i < graph().node(id).inputs.size(); ++i) {
+        const ValueId input = graph().node(id).inputs[i];
+        const NodeId from = input == kNoValue ? kNoNode : graph().value(input).producer;
+        if (from == kNoNode || is_update(graph().node(from))) {
+          continue;
+        }
+        const bool in_reduce = in_reduce_[static_cast<size_t>(id)];
+        const auto [at, is_new] = zeros.try_emplace({input, in_reduce}, kNoValue);
+        if (is_new) {
+          const TensorType type = graph().value(input).type;
+          at->second = append("Fill",
+                              {},
+                              {{"value", 0.0},
+                               {"shape", type.shape},
+                               {"dtype", std::string(dtype_name(type.dtype))}},
+                              "no_samples",
+                              Region::kUpdate,
+                              -1,
+                              positions_[static_cast<size_t>(from)],
+                              in_reduce);
+        }
+        graph().node(id).inputs[i] = at->second;
+      }
+    }
+  }
+
+  // Keeps this rank's nodes, in the whole graph's order.
+  void cut_out() {
+    std::vector<NodeId> keep;
+    for (NodeId id = 0; id < graph().num_nodes(); ++id) {
+      if (runs_here_[static_cast<size_t>(id)]) {
+        keep.push_back(id);
+      }
+    }
+    std::stable_sort(keep.begin(), keep.end(), [&](NodeId a, NodeId b) {
+      return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
+    });
+    std::vector<ValueId> map;
+    TrainingGraph& local = result_.local;
+    Graph cut = local.graph.subgraph(keep, &map, /*drop_unused=*/true);
+    const auto moved = [&](ValueId id) {
+      return id == kNoValue ? kNoValue : map[static_cast<size_t>(id)];
+    };
+    for (ValueId* id : {&local.loss_sum, &local.item_count, &local.grad_norm, &local.correct}) {
+      *id = moved(*id);
+    }
+    local.graph = std::move(cut);
+    for (const NodeId id : keep) {
+      reduces_.push_back(in_reduce_[static_cast<size_t>(id)]);
+      stages_.push_back(phase_stage_[static_cast<size_t>(id)]);
+    }
+  }
+
+  // Update nodes that a gradient collective waits for, and the collectives themselves.
+  void find_reduce_nodes() {
+    in_reduce_.assign(static_cast<size_t>(whole_.num_nodes()), false);
+    for (NodeId id = whole_.num_nodes(); id-- > 0;) {
+      const Node& node = whole_.node(id);
+      const bool collective =
+          (node.op_type == comm_op::kAllReduce || node.op_type == comm_op::kReduceScatter) &&
+          node.attributes.get_string("group", "") == "data";
+      if (!is_update(node) || (!collective && !in_reduce_[static_cast<size_t>(id)])) {
+        continue;
+      }
+      in_reduce_[static_cast<size_t>(id)] = true;
+      for (const ValueId input : node.inputs) {
+        const NodeId from = input == kNoValue ? kNoNode : whole_.value(input).producer;
+        if (from != kNoNode) {
+          in_reduce_[static_cast<size_t>(from)] = true;
+        }
+      }
+    }
+  }
+
+  bool read_in_reduce(ValueId value) const {
+    const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(value)];
+    return std::any_of(readers.begin(), readers.end(), [&](NodeId reader) {
+      return is_update(whole_.node(reader)) && in_reduce_[static_cast<size_t>(reader)];
+    });
+  }
+
+  // Backward nodes that a stage below, or the micro-batch's own forward order, waits for: what
+  // leads to a Send. The rest are weight gradients, which zero-bubble schedules put off.
+  std::vector<bool> input_gradient_nodes() {
+    const Graph& local = graph();
+    std::vector<bool> needed(static_cast<size_t>(local.num_nodes()), false);
+    for (NodeId id = local.num_nodes(); id-- > 0;) {
+      const Node& node = local.node(id);
+      if (node.region != Region::kBackward ||
+          (node.op_type != comm_op::kSend && !needed[static_cast<size_t>(id)])) {
+        continue;
+      }
+      needed[static_cast<size_t>(id)] = true;
+      for (const ValueId input : node.inputs) {
+        const NodeId from = input == kNoValue ? kNoNode : local.value(input).producer;
+        if (from != kNoNode) {
+          needed[static_cast<size_t>(from)] = true;
+        }
+      }
+    }
+    return needed;
+  }
+
+  void sort_into_phases(bool merge_update) {
+    const Graph& local = graph();
+    const bool split = plan_.schedule == ScheduleKind::kZeroBubbleH1;
+    const std::vector<bool> input_gradients =
+        split ? input_gradient_nodes()
+              : std::vector<bool>(static_cast<size_t>(local.num_nodes()), true);
+    bool has_backward = false;
+    for (const Node& node : local.nodes()) {
+      has_backward = has_backward || node.region == Region::kBackward;
+    }
+    std::map<std::pair<PhaseKind, int>, std::vector<NodeId>> phases;
+    for (NodeId id = 0; id < local.num_nodes(); ++id) {
+      PhaseKind kind = PhaseKind::kUpdate;
+      int stage = stages_[static_cast<size_t>(id)];
+      switch (local.node(id).region) {
+        case Region::kCount:
+          kind = PhaseKind::kCount;
+          break;
+        case Region::kForward:
+          kind = PhaseKind::kForward;
+          break;
+        case Region::kBackward:
+          kind = input_gradients[static_cast<size_t>(id)] ? PhaseKind::kBackward
+                                                          : PhaseKind::kWeightGrad;
+          break;
+        case Region::kUpdate:
+          stage = rank_;
+          if (merge_update && has_backward) {
+            kind = split ? PhaseKind::kWeightGrad : PhaseKind::kBackward;
+          } else if (reduces_[static_cast<size_t>(id)]) {
+            kind = PhaseKind::kReduce;
+          }
+          break;
+      }
+      phases[{kind, stage}].push_back(id);
+    }
+    for (auto& [key, nodes] : phases) {
+      result_.phases.push_back({key.first, key.second, std::move(nodes)});
+    }
+  }
+
+  const Graph& whole_;
+  const StageCut& cut_;
+  const Plan& plan_;
+  int rank_;
+  std::vector<std::vector<NodeId>> consumers_;
+  RankGraph result_;
+  // (value, virtual stage or pipeline rank, within the update?) -> received copy.
+  std::map<std::tuple<ValueId, int, bool>, ValueId> moved_;
+  std::vector<int> positions_;  // of nodes of the growing graph
+  std::vector<bool> runs_here_;
+  std::vector<int> phase_stage_;
+  std::vector<int> stages_;      // of the local graph's nodes
+  std::vector<bool> in_reduce_;  // of nodes of the growing graph
+  std::vector<bool> reduces_;    // of the local graph's nodes
+  int64_t next_tag_ = 0;
+};
+
+}  // namespace
+
+RankGraph make_rank_graph(const TrainingGraph& whole,
+                          const StageCut& cut,
+                          const Plan& plan,
+                          int stage,
+                          bool merge_update,
+                          bool idle) {
+  return RankGraphBuilder(whole, cut, plan, stage).run(merge_update, idle);
+}
+
+}  // namespace trainrt

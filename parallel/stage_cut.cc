@@ -1,0 +1,269 @@
+// Forward nodes in graph order: a node stands in the stage that the plan gives it, but never before
+// one of its inputs. Backward nodes stand with their forward node, but never after (a lower stage's
+// backward runs later) one of their inputs. The update is walked twice: forwards for where results
+// can be had without moving anything, backwards for where they are wanted.
+#include "parallel/stage_cut.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "graph/op_def.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr int kNoStage = -1;
+
+void check_stages(const Plan& plan) {
+  const int wanted = plan.pipeline_parallel * plan.virtual_stages;
+  TRAINRT_REQUIRE(static_cast<int>(plan.stages.size()) == wanted,
+                  kInvalidArgument,
+                  "the plan has ",
+                  plan.stages.size(),
+                  " stages for ",
+                  plan.pipeline_parallel,
+                  " pipeline ranks of ",
+                  plan.virtual_stages,
+                  " virtual stages");
+  int next = 0;
+  for (int s = 0; s < wanted; ++s) {
+    const PlanStage& stage = plan.stages[static_cast<size_t>(s)];
+    TRAINRT_REQUIRE(stage.virtual_stage == s && stage.rank_stage == s % plan.pipeline_parallel,
+                    kInvalidArgument,
+                    "stage ",
+                    s,
+                    " of the plan is called ",
+                    stage.virtual_stage,
+                    " on pipeline rank ",
+                    stage.rank_stage,
+                    ", wanted ",
+                    s,
+                    " on rank ",
+                    s % plan.pipeline_parallel);
+    TRAINRT_REQUIRE(stage.first_node == next && stage.last_node >= stage.first_node,
+                    kInvalidArgument,
+                    "stage ",
+                    s,
+                    " has the nodes [",
+                    stage.first_node,
+                    ", ",
+                    stage.last_node,
+                    "], but should begin at ",
+                    next,
+                    ": every node lies in exactly one stage");
+    next = stage.last_node + 1;
+  }
+}
+
+class Cutter {
+ public:
+  Cutter(const Graph& graph, const Plan& plan)
+      : graph_(graph), plan_(plan), consumers_(graph.consumers()) {
+    cut_.virtual_stage.assign(static_cast<size_t>(graph.num_nodes()), kNoStage);
+    cut_.update_ranks.resize(static_cast<size_t>(graph.num_nodes()));
+    cut_.holders.resize(static_cast<size_t>(graph.num_values()));
+  }
+
+  StageCut run() {
+    const int last = plan_.pipeline_parallel * plan_.virtual_stages - 1;
+    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
+      const Region region = graph_.node(id).region;
+      if (region == Region::kCount) {
+        stage(id) = last;
+      } else if (region == Region::kForward) {
+        stage(id) = forward_stage(id);
+      }
+    }
+    place_sources(Region::kForward, /*behind=*/false);
+    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
+      if (graph_.node(id).region == Region::kBackward) {
+        stage(id) = backward_stage(id);
+      }
+    }
+    place_sources(Region::kBackward, /*behind=*/true);
+    find_holders();
+    place_update();
+    return std::move(cut_);
+  }
+
+ private:
+  int& stage(NodeId id) { return cut_.virtual_stage[static_cast<size_t>(id)]; }
+  int pipeline_rank(NodeId id) { return stage(id) % plan_.pipeline_parallel; }
+
+  NodeId producer(ValueId id) const { return id == kNoValue ? kNoNode : graph_.value(id).producer; }
+
+  int forward_stage(NodeId id) {
+    const Node& node = graph_.node(id);
+    int result = kNoStage;
+    if (node.source_index >= 0) {
+      // Nodes past the last stage's end are ours to place; fused ones keep their root's index.
+      for (const PlanStage& s : plan_.stages) {
+        if (node.source_index >= s.first_node) {
+          result = s.virtual_stage;
+        }
+      }
+    }
+    for (const ValueId input : node.inputs) {
+      if (producer(input) != kNoNode) {
+        result = std::max(result, stage(producer(input)));
+      }
+    }
+    return result;
+  }
+
+  int backward_stage(NodeId id) {
+    const Node& node = graph_.node(id);
+    int earliest = kNoStage;
+    for (const ValueId input : node.inputs) {
+      const NodeId from = producer(input);
+      if (from != kNoNode && graph_.node(from).region == Region::kBackward &&
+          stage(from) != kNoStage) {
+        earliest = earliest == kNoStage ? stage(from) : std::min(earliest, stage(from));
+      }
+    }
+    if (node.forward_node == kNoNode || stage(node.forward_node) == kNoStage) {
+      return earliest;
+    }
+    const int own = stage(node.forward_node);
+    return earliest == kNoStage ? own : std::min(own, earliest);
+  }
+
+  // Nodes that wait for nothing stand where they are first wanted.
+  void place_sources(Region region, bool behind) {
+    const int last = plan_.pipeline_parallel * plan_.virtual_stages - 1;
+    for (NodeId id = graph_.num_nodes(); id-- > 0;) {
+      if (graph_.node(id).region != region || stage(id) != kNoStage) {
+        continue;
+      }
+      int wanted = kNoStage;
+      for (const ValueId output : graph_.node(id).outputs) {
+        if (output == kNoValue) {
+          continue;
+        }
+        for (const NodeId reader : consumers_[static_cast<size_t>(output)]) {
+          const int s = stage(reader);
+          if (s != kNoStage && graph_.node(reader).region == region) {
+            wanted = wanted == kNoStage ? s : behind ? std::max(wanted, s) : std::min(wanted, s);
+          }
+        }
+      }
+      stage(id) = wanted == kNoStage ? last : wanted;
+    }
+  }
+
+  void find_holders() {
+    for (ValueId id = 0; id < graph_.num_values(); ++id) {
+      const ValueKind kind = graph_.value(id).kind;
+      if (kind != ValueKind::kParameter && kind != ValueKind::kState &&
+          kind != ValueKind::kGradient) {
+        continue;
+      }
+      std::set<int> ranks;
+      for (const NodeId reader : consumers_[static_cast<size_t>(id)]) {
+        if (graph_.node(reader).region != Region::kUpdate) {
+          ranks.insert(pipeline_rank(reader));
+        }
+      }
+      if (ranks.empty()) {
+        ranks.insert(0);
+      }
+      cut_.holders[static_cast<size_t>(id)].assign(ranks.begin(), ranks.end());
+    }
+  }
+
+  // Where `id` can be read without moving it; empty: everywhere.
+  std::vector<int> available(ValueId id) {
+    const Value& value = graph_.value(id);
+    if (value.producer == kNoNode) {
+      return cut_.holders[static_cast<size_t>(id)];
+    }
+    if (graph_.node(value.producer).region != Region::kUpdate) {
+      return {pipeline_rank(value.producer)};
+    }
+    return available_[static_cast<size_t>(value.producer)];
+  }
+
+  void place_update() {
+    std::vector<int> all(static_cast<size_t>(plan_.pipeline_parallel));
+    for (size_t r = 0; r < all.size(); ++r) {
+      all[r] = static_cast<int>(r);
+    }
+    available_.resize(static_cast<size_t>(graph_.num_nodes()));
+    // Who overwrites a shared parameter does so wherever it is held.
+    std::vector<std::vector<int>> overwrites(static_cast<size_t>(graph_.num_nodes()));
+    for (const StateUpdate& update : graph_.updates()) {
+      const std::vector<int>& at = cut_.holders[static_cast<size_t>(update.target)];
+      if (producer(update.new_value) != kNoNode && !at.empty()) {
+        overwrites[static_cast<size_t>(producer(update.new_value))] = at;
+      }
+    }
+    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
+      if (graph_.node(id).region != Region::kUpdate) {
+        continue;
+      }
+      std::vector<int> common = all;
+      for (const ValueId input : graph_.node(id).inputs) {
+        const std::vector<int> at = input == kNoValue ? std::vector<int>{} : available(input);
+        if (!at.empty()) {
+          std::vector<int> both;
+          std::set_intersection(
+              common.begin(), common.end(), at.begin(), at.end(), std::back_inserter(both));
+          common = std::move(both);
+        }
+      }
+      if (!overwrites[static_cast<size_t>(id)].empty()) {
+        common = overwrites[static_cast<size_t>(id)];
+      }
+      available_[static_cast<size_t>(id)] = common.empty() ? all : common;
+    }
+    std::vector<std::set<int>> wanted(static_cast<size_t>(graph_.num_nodes()));
+    const auto want = [&](ValueId id, const std::vector<int>& ranks) {
+      const NodeId from = producer(id);
+      if (from != kNoNode && graph_.node(from).region == Region::kUpdate) {
+        wanted[static_cast<size_t>(from)].insert(ranks.begin(), ranks.end());
+      }
+    };
+    for (const StateUpdate& update : graph_.updates()) {
+      want(update.new_value, cut_.holders[static_cast<size_t>(update.target)]);
+    }
+    for (const ValueId output : graph_.outputs()) {
+      want(output, all);
+    }
+    for (NodeId id = graph_.num_nodes(); id-- > 0;) {
+      if (graph_.node(id).region != Region::kUpdate) {
+        continue;
+      }
+      const std::vector<int>& at = available_[static_cast<size_t>(id)];
+      const std::set<int>& ranks = wanted[static_cast<size_t>(id)];
+      std::vector<int>& runs = cut_.update_ranks[static_cast<size_t>(id)];
+      std::set_intersection(
+          at.begin(), at.end(), ranks.begin(), ranks.end(), std::back_inserter(runs));
+      const bool travels = runs.size() < ranks.size();
+      if (runs.empty() || (travels && runs.front() != at.front())) {
+        runs.insert(runs.begin(), at.front());
+      }
+      for (const ValueId input : graph_.node(id).inputs) {
+        if (input != kNoValue) {
+          want(input, runs);
+        }
+      }
+    }
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  std::vector<std::vector<NodeId>> consumers_;
+  StageCut cut_;
+  std::vector<std::vector<int>> available_;  // by node of the update
+};
+
+}  // namespace
+
+StageCut cut_stages(const Graph& graph, const Plan& plan) {
+  check_stages(plan);
+  return Cutter(graph, plan).run();
+}
+
+}  // namespace trainrt

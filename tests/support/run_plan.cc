@@ -1,0 +1,147 @@
+#include "tests/support/run_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "graph/evaluator.h"
+#include "parallel/memory_plan.h"
+#include "parallel/thread_communicator.h"
+#include "runtime/device.h"
+#include "runtime/executor.h"
+
+namespace trainrt::testing {
+
+namespace {
+
+Tensor samples_of(const Tensor& batch, const MicroBatch& micro_batch) {
+  Shape shape = batch.shape();
+  const int64_t row = batch.bytes() / shape.at(0);
+  shape[0] = micro_batch.num_samples;
+  Tensor part(batch.dtype(), shape);
+  std::memcpy(
+      part.raw(), batch.raw() + micro_batch.first_sample * row, static_cast<size_t>(part.bytes()));
+  return part;
+}
+
+struct Groups {
+  std::unique_ptr<Communicator> data, tensor, pipeline;
+  RankCommunicators view;
+
+  Groups(const Plan& plan, Communicator& world) {
+    const RankCoordinates at = rank_coordinates(plan, world.rank());
+    data = world.split(at.stage * plan.tensor_parallel + at.tensor_rank, at.data_rank);
+    tensor = world.split(at.stage * plan.data_parallel + at.data_rank, at.tensor_rank);
+    pipeline = world.split(at.data_rank * plan.tensor_parallel + at.tensor_rank, at.stage);
+    view.world = plan.world_size() > 1 ? &world : nullptr;
+    view.data = plan.data_parallel > 1 ? data.get() : nullptr;
+    view.tensor = plan.tensor_parallel > 1 ? tensor.get() : nullptr;
+    view.pipeline = plan.pipeline_parallel > 1 ? pipeline.get() : nullptr;
+  }
+};
+
+// Collects whole tensors from the ranks' pieces, and checks that copies agree.
+void collect(const Program& program, const Executor& executor, PlanRun& run) {
+  for (const Value* value : executor.persistent_values()) {
+    if (value->kind == ValueKind::kGradient) {
+      continue;
+    }
+    const Tensor local = executor.read(value->name);
+    const auto piece = program.pieces.find(value->name);
+    if (piece != program.pieces.end()) {
+      Tensor& whole = run.persistent[value->name];
+      if (!whole.defined()) {
+        whole = Tensor(local.dtype(), piece->second.whole_shape);
+      }
+      place_piece(whole, piece->second, local);
+      continue;
+    }
+    const auto [at, is_new] = run.persistent.emplace(value->name, local);
+    EXPECT_TRUE(is_new || identical(at->second, local))
+        << "copies of '" << value->name << "' differ on rank " << program.rank;
+  }
+}
+
+}  // namespace
+
+PlanRun run_plan(const TrainingGraphFactory& factory,
+                 const Plan& plan,
+                 const BatchFeeds& feeds,
+                 const RunOptions& options) {
+  DeviceOptions device_options;
+  device_options.reference_kernels = options.reference_kernels;
+  PlanRun run;
+  run.programs = partition(factory,
+                           plan,
+                           std::vector<DeviceSpec>(static_cast<size_t>(plan.world_size()),
+                                                   cpu_device_spec(device_options)));
+  run.arena_bytes.resize(run.programs.size());
+  const TrainingGraph whole = factory(1, true);
+  std::vector<std::string> input_names;
+  for (const ValueId id : whole.graph.values_of_kind(ValueKind::kInput)) {
+    if (whole.graph.value(id).name.rfind("trainrt.", 0) != 0) {
+      input_names.push_back(whole.graph.value(id).name);
+    }
+  }
+  std::vector<std::unique_ptr<Communicator>> worlds =
+      make_thread_communicators(plan.world_size(), std::chrono::seconds(30));
+  std::mutex mutex;
+  std::string failure;
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < worlds.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const Program& program = run.programs[rank];
+        Groups groups(plan, *worlds[rank]);
+        const std::unique_ptr<Device> device =
+            make_cpu_device(static_cast<int>(rank), device_options);
+        device->attach_thread();
+        Executor executor(*device, groups.view, input_names);
+        const MemoryPlan memory = plan_memory(program);
+        const int index = executor.add_program(std::make_shared<Program>(program), memory);
+        executor.load();
+        run.arena_bytes[rank] = executor.arena_bytes();
+        EXPECT_EQ(executor.arena_bytes(), memory.arena_bytes);
+        EXPECT_EQ(memory.breakdown.total(), memory.arena_bytes);
+        for (const Value* value : executor.persistent_values()) {
+          executor.write(value->name, initial_value(*value));
+        }
+        for (int step = 0; step < options.steps; ++step) {
+          const std::map<std::string, Tensor> batch = feeds(step);
+          std::vector<std::vector<Tensor>> inputs;
+          for (const MicroBatch& micro_batch : program.micro_batches) {
+            inputs.emplace_back();
+            for (const std::string& name : input_names) {
+              inputs.back().push_back(samples_of(batch.at(name), micro_batch));
+            }
+          }
+          StepFeed feed;
+          feed.seed = 7;
+          feed.step = step;
+          feed.learning_rate = options.learning_rate;
+          feed.inputs = &inputs;
+          const StepResult result = executor.run_step(index, feed);
+          if (rank == 0) {
+            run.losses.push_back(result.loss());
+            run.grad_norms.push_back(result.grad_norm);
+          }
+        }
+        const std::lock_guard lock(mutex);
+        collect(program, executor, run);
+      } catch (const std::exception& error) {
+        worlds[rank]->abort(error.what());
+        const std::lock_guard lock(mutex);
+        failure += concat("rank ", rank, ": ", error.what(), "\n");
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  TRAINRT_REQUIRE(failure.empty(), kInternal, failure);
+  return run;
+}
+
+}  // namespace trainrt::testing

@@ -1,0 +1,35 @@
+// Trains a small model under a plan with every rank a thread of the test, for comparing plans.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/partition.h"
+
+namespace trainrt::testing {
+
+// The inputs of step `step`, for the whole global batch, samples along axis 0.
+using BatchFeeds = std::function<std::map<std::string, Tensor>(int step)>;
+
+struct PlanRun {
+  std::vector<double> losses;  // per step
+  std::vector<double> grad_norms;
+  std::map<std::string, Tensor> persistent;  // whole parameters and states after the last step
+  std::vector<int64_t> arena_bytes;          // per rank
+  std::vector<Program> programs;
+};
+
+struct RunOptions {
+  int steps = 3;
+  double learning_rate = 0.05;
+  bool reference_kernels = true;
+};
+
+PlanRun run_plan(const TrainingGraphFactory& factory,
+                 const Plan& plan,
+                 const BatchFeeds& feeds,
+                 const RunOptions& options = {});
+
+}  // namespace trainrt::testing
