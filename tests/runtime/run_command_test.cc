@@ -53,6 +53,22 @@ class RunCommandTest : public ::testing::Test {
   std::string model_ = folder_.file("tiny.onnx");
 };
 
+// A model with constants beside its weights: only the weights come from the run.
+TEST_F(RunCommandTest, ExportedModelEvaluatesLikeTheTrainedOne) {
+  const std::string cnn = folder_.file("cnn.onnx");
+  const std::string trained = folder_.file("trained.onnx");
+  ASSERT_EQ(run_trainrt({"model", "cnn", "-o", cnn}).exit_code, 0);
+  const ProgramResult before = run_trainrt({"eval", cnn});
+  const ProgramResult training = run_trainrt({"run", cnn, "--steps", "20", "--export", trained});
+  ASSERT_EQ(training.exit_code, 0) << training.err;
+  const ProgramResult after = run_trainrt({"eval", trained});
+  ASSERT_EQ(after.exit_code, 0) << after.err;
+  const auto loss = [](const ProgramResult& result) {
+    return std::stod(result.out.substr(result.out.find("loss: ") + 6));
+  };
+  EXPECT_LT(loss(after), 0.5 * loss(before)) << before.out << after.out;
+}
+
 TEST_F(RunCommandTest, SyntheticDataIsLearned) {
   const ProgramResult result =
       run({"--steps", "200", "--lr", "0.02", "--metrics", folder_.file("m.jsonl")});
