@@ -16,6 +16,8 @@ import sys
 import tempfile
 
 import numpy
+import onnx
+import onnx.numpy_helper
 
 EXPORT = pathlib.Path(__file__).resolve().parents[2] / "models" / "export" / "export.py"
 
@@ -28,15 +30,49 @@ def run(command):
     return result.stdout
 
 
+# A power of two, so that scaling by it is exact; large, so that the subtraction of the weight leaves
+# the gradient's own rounding as the only one.
+LEARNING_RATE = 2.0 ** 20
+
+
+def read_safetensors(path):
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    dtypes = {"F32": numpy.float32, "F64": numpy.float64}
+    tensors = {}
+    for name, entry in json.loads(raw[8:8 + size]).items():
+        if name != "__metadata__" and entry["dtype"] in dtypes:
+            begin, end = (8 + size + at for at in entry["data_offsets"])
+            data = numpy.frombuffer(raw[begin:end], dtypes[entry["dtype"]])
+            tensors[name] = data.reshape(entry["shape"])
+    return tensors
+
+
+def initial_weights(model):
+    graph = onnx.load(str(model)).graph
+    tensors = {t.name: t for t in graph.initializer}
+    # A copy that the exporter merged into another parameter is an Identity of it.
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in tensors:
+            tensors[node.output[0]] = tensors[node.input[0]]
+    return {name: onnx.numpy_helper.to_array(t) for name, t in tensors.items()}
+
+
 def train_step(binary, folder, precision, batch):
-    """Loss and gradients of one step; a micro-batch of the whole batch, so BatchNorm sees it all."""
-    metrics, grads = folder / f"metrics.{precision}", folder / f"grads.{precision}.npz"
+    """Loss and gradients of one step, read off the weights after plain gradient descent. One
+    micro-batch holds the whole batch, so BatchNorm sees all of it."""
+    metrics, checkpoints = folder / f"metrics.{precision}", folder / f"checkpoints.{precision}"
     run([binary, "run", folder / "model.onnx", "--data", folder / "reference.npz", "--loss",
          "softmax_cross_entropy", "--batch-size", str(batch), "--micro-batch-size", str(batch),
-         "--steps", "1", "--optimizer", "sgd", "--lr", "0", "--precision", precision,
-         "--metrics", metrics, "--dump-gradients", grads])
+         "--steps", "1", "--optimizer", "sgd", "--lr", str(LEARNING_RATE), "--precision", precision,
+         "--metrics", metrics, "--checkpoint-dir", checkpoints])
     loss = json.loads(metrics.read_text().splitlines()[0])["loss"]
-    return loss, dict(numpy.load(grads))
+    before, grads = initial_weights(folder / "model.onnx"), {}
+    for file in sorted((checkpoints / "step-00000001").glob("*.safetensors")):
+        for name, after in read_safetensors(file).items():
+            if name in before and before[name].shape == after.shape:
+                grads[name] = (before[name].astype(after.dtype) - after) / LEARNING_RATE
+    return loss, grads
 
 
 def norm(x):
