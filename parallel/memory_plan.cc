@@ -338,8 +338,16 @@ void BufferPlan::share_storage(const TimeLine& line) {
   for (const Phase* phase : line.phases) {
     for (const NodeId id : phase->nodes) {
       const Node& node = graph_.node(id);
+      // An output takes the storage of one input: with a second, two inputs would become one.
+      std::vector<int> placed;
       for (const Inplace& alias : get_op(node.op_type).inplace) {
+        if (std::find(placed.begin(), placed.end(), alias.output) != placed.end()) {
+          continue;
+        }
         const bool shared = try_inplace(node, alias, instant);
+        if (shared) {
+          placed.push_back(alias.output);
+        }
         TRAINRT_CHECK(shared || !alias.always,
                       "node '",
                       node.name,

@@ -22,6 +22,10 @@ import onnx.numpy_helper
 EXPORT = pathlib.Path(__file__).resolve().parents[2] / "models" / "export" / "export.py"
 
 
+# Folding breaks the tie of a shared weight in an EVAL export: what is left is another model.
+UNTIED_BY_EVAL_EXPORT = {"gpt": {"tok.weight"}}
+
+
 def run(command):
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -95,6 +99,8 @@ def check(binary, name, mode):
 
         loss, grads = train_step(binary, folder, "fp64", batch)
         compared = [key for key in want64 if key in grads and grads[key].shape == want64[key].shape]
+        if mode == "eval":
+            compared = [k for k in compared if k not in UNTIED_BY_EVAL_EXPORT.get(name, ())]
         missing = sorted(set(want64) - set(compared))
         if mode == "train" and missing:
             failures.append(f"no gradient for {missing}")
