@@ -8,6 +8,27 @@
 
 namespace trainrt {
 
+namespace {
+
+// Where a piece lies in the whole tensor: a box, since every cut is a range of equal units.
+struct Box {
+  Shape offset;
+  Shape shape;
+};
+
+Box box_of(const TensorPiece& piece) {
+  Box box{Shape(piece.whole_shape.size(), 0), piece.whole_shape};
+  for (const PieceCut& cut : piece.cuts) {
+    const size_t dim = static_cast<size_t>(cut.dim);
+    const int64_t unit = box.shape[dim] / cut.count;
+    box.offset[dim] += cut.range.offset * unit;
+    box.shape[dim] = cut.range.size * unit;
+  }
+  return box;
+}
+
+}  // namespace
+
 ParameterStore::ParameterStore(Executor& executor, const Program& program)
     : executor_(executor), program_(program) {}
 
@@ -28,7 +49,14 @@ void ParameterStore::share_ownership(Communicator* world) {
   // rank has.
   std::vector<int64_t> own;
   for (const std::string& name : owned_) {
-    own.push_back(static_cast<int64_t>(hash_name(name)));
+    uint64_t key = hash_name(name);
+    const auto piece = program_.pieces.find(name);
+    if (piece != program_.pieces.end()) {
+      for (const int64_t offset : box_of(piece->second).offset) {
+        key = mix_keys(key, static_cast<uint64_t>(offset));
+      }
+    }
+    own.push_back(static_cast<int64_t>(key));
   }
   const size_t size = static_cast<size_t>(world->world_size());
   std::vector<int64_t> counts(size);
@@ -62,7 +90,9 @@ void ParameterStore::load_initial() {
 
 void ParameterStore::load(const std::function<Tensor(const std::string&)>& whole) {
   for (const std::string& name : names()) {
-    executor_.write(name, whole(name));
+    const auto piece = program_.pieces.find(name);
+    executor_.write(
+        name, piece == program_.pieces.end() ? whole(name) : cut_piece(whole(name), piece->second));
   }
 }
 
@@ -70,8 +100,14 @@ CheckpointTensor ParameterStore::piece(const std::string& name) const {
   CheckpointTensor result;
   result.name = name;
   result.data = executor_.read(name);
-  result.shape = result.data.shape();
-  result.offset.assign(result.shape.size(), 0);
+  const auto piece = program_.pieces.find(name);
+  if (piece == program_.pieces.end()) {
+    result.shape = result.data.shape();
+    result.offset.assign(result.shape.size(), 0);
+  } else {
+    result.shape = piece->second.whole_shape;
+    result.offset = box_of(piece->second).offset;
+  }
   return result;
 }
 

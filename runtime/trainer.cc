@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
-#include <set>
 
 #include "graph/base/log.h"
 #include "graph/onnx_export.h"
@@ -248,7 +247,6 @@ void RankRunner::export_model() {
   std::function<Tensor(const std::string&)> whole = [&](const std::string& name) {
     return store_.piece(name).data;
   };
-  std::vector<std::string> names = store_.names();
   std::optional<Checkpoint> gathered;
   if (world_ != nullptr) {
     write_checkpoint(
@@ -265,16 +263,13 @@ void RankRunner::export_model() {
     gathered = Checkpoint::newest(parts);
     TRAINRT_CHECK(gathered.has_value());
     whole = [&](const std::string& name) { return gathered->read(name); };
-    names = gathered->names();
   }
-  const std::set<std::string> known(names.begin(), names.end());
   export_trained(
       *run_.job.model,
       [&](const std::string& name) {
-        // Everything else in the file is as it was: constants, what the loss does not depend on.
         const auto type = run_.job.model_types.find(name);
-        const bool trained = type != run_.job.model_types.end() && known.count(name) != 0;
-        return trained ? whole(name).cast(type->second.dtype) : Tensor();
+        const Tensor value = whole(name);
+        return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);
       },
       run_.options.export_file);
   std::error_code ignored;
@@ -429,12 +424,6 @@ void check_outputs(const Options& options) {
 Run prepare(const Options& options, bool evaluate) {
   check_flags(options);
   const std::vector<DeviceOptions> devices = local_devices(options);
-  TRAINRT_REQUIRE(evaluate || devices.size() == 1,
-                  kUnsupported,
-                  "training on ",
-                  devices.size(),
-                  " ranks is not carried out by this build; use "
-                  "--devices cpu");
   Run run{options, make_training_job(options, evaluate), devices, {}, {}, {}, {}, 0};
   int64_t first_step = 0, position = 0;
   if (!evaluate) {

@@ -53,22 +53,6 @@ class RunCommandTest : public ::testing::Test {
   std::string model_ = folder_.file("tiny.onnx");
 };
 
-// A model with constants beside its weights: only the weights come from the run.
-TEST_F(RunCommandTest, ExportedModelEvaluatesLikeTheTrainedOne) {
-  const std::string cnn = folder_.file("cnn.onnx");
-  const std::string trained = folder_.file("trained.onnx");
-  ASSERT_EQ(run_trainrt({"model", "cnn", "-o", cnn}).exit_code, 0);
-  const ProgramResult before = run_trainrt({"eval", cnn});
-  const ProgramResult training = run_trainrt({"run", cnn, "--steps", "20", "--export", trained});
-  ASSERT_EQ(training.exit_code, 0) << training.err;
-  const ProgramResult after = run_trainrt({"eval", trained});
-  ASSERT_EQ(after.exit_code, 0) << after.err;
-  const auto loss = [](const ProgramResult& result) {
-    return std::stod(result.out.substr(result.out.find("loss: ") + 6));
-  };
-  EXPECT_LT(loss(after), 0.5 * loss(before)) << before.out << after.out;
-}
-
 TEST_F(RunCommandTest, SyntheticDataIsLearned) {
   const ProgramResult result =
       run({"--steps", "200", "--lr", "0.02", "--metrics", folder_.file("m.jsonl")});
@@ -145,6 +129,61 @@ TEST_F(RunCommandTest, CheckpointsOfAnotherRunAreNotOverwritten) {
   const ProgramResult result = run({"--steps", "2", "--checkpoint-dir", checkpoints});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("already holds a checkpoint of step 2"));
+}
+
+TEST_F(RunCommandTest, SeveralRanksGiveTheLossesOfOne) {
+  const auto losses = [&](std::vector<std::string> split) {
+    const std::string file = folder_.file("ranks.jsonl");
+    split.insert(split.end(),
+                 {"--steps", "6", "--precision", "fp64", "--threads", "1", "--metrics", file});
+    const ProgramResult result = run(split);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return metrics(file);
+  };
+  const auto one = losses({});
+  for (const std::vector<std::string>& split :
+       std::vector<std::vector<std::string>>{{"--devices", "cpu:2", "--dp", "2"},
+                                             {"--devices", "cpu:2", "--pp", "2"},
+                                             {"--devices", "cpu:3", "--dp", "3"},
+                                             {"--devices", "cpu:4", "--dp", "2", "--pp", "2"}}) {
+    const auto many = losses(split);
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_NEAR(many[i]["loss"].get<double>(), one[i]["loss"].get<double>(), 1e-7) << split[1];
+    }
+    EXPECT_EQ(many[0]["peak_bytes"].size(), static_cast<size_t>(split[1].back() - '0'));
+  }
+}
+
+TEST_F(RunCommandTest, ACheckpointOfOnePlanIsLoadedByAnother) {
+  const std::string checkpoints = folder_.file("ck");
+  const auto step = [&](const std::string& total, std::vector<std::string> split) {
+    split.insert(split.end(),
+                 {"--steps",
+                  total,
+                  "--checkpoint-dir",
+                  checkpoints,
+                  "--resume",
+                  "--precision",
+                  "fp64",
+                  "--threads",
+                  "1",
+                  "--metrics",
+                  folder_.file("moved.jsonl")});
+    const ProgramResult result = run(split);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  step("2", {"--devices", "cpu:2", "--pp", "2"});
+  step("4", {"--devices", "cpu:2", "--dp", "2"});
+  step("6", {});
+  ASSERT_EQ(run({"--steps", "6", "--precision", "fp64", "--metrics", folder_.file("one.jsonl")})
+                .exit_code,
+            0);
+  const auto moved = metrics(folder_.file("moved.jsonl")), one = metrics(folder_.file("one.jsonl"));
+  ASSERT_EQ(moved.size(), one.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_NEAR(moved[i]["loss"].get<double>(), one[i]["loss"].get<double>(), 1e-7);
+  }
 }
 
 TEST_F(RunCommandTest, SeveralMicroBatchesGiveTheGradientOfOne) {
