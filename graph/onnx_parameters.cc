@@ -283,7 +283,9 @@ class RoleAssigner {
 bool is_false_tie(const Value& original,
                   const WeightCandidate& candidate,
                   const std::string& copy_name) {
-  if (is_made_up(copy_name) || copy_name.find('.') == std::string::npos) {
+  // "onnx::Conv_123" is a parameter that the exporter folded (BatchNorm into a convolution).
+  const bool folded = copy_name.rfind("onnx::", 0) == 0;
+  if (!folded && (is_made_up(copy_name) || copy_name.find('.') == std::string::npos)) {
     return false;
   }
   const std::vector<double> data = contents(original, candidate.inlined);
