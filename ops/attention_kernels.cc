@@ -426,9 +426,9 @@ void backward_plain(KernelContext& op) {
 
 int64_t Problem::mask_offset(int64_t head, int64_t i) const {
   int64_t offset = i * mask_strides[mask_strides.size() - 2];
-  for (size_t d = probabilities.size() - 2; d-- > 0;) {
-    offset += head % probabilities[d] * mask_strides[d];
-    head /= probabilities[d];
+  for (size_t axis = probabilities.size() - 2; axis-- > 0;) {
+    offset += head % probabilities[axis] * mask_strides[axis];
+    head /= probabilities[axis];
   }
   return offset;
 }

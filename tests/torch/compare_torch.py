@@ -3,8 +3,9 @@
     compare_torch.py build/trainrt resnet18 [--mode train|eval]
 
 Bounds (CONTRACT section 5). float64: loss 1e-8 relative; each gradient 1e-8 of its own norm, or 1e-8
-of the global gradient norm if that is larger (more where the file itself is rounded, see below). float32: loss 1e-5; the error of each gradient against
-float64 at most three times PyTorch's own, floor 1e-6 of the global norm. An EVAL export renames or
+of the global gradient norm if that is larger (more where the file itself is rounded, see below).
+float32: loss 1e-5; the error of each gradient against float64 at most three times PyTorch's own, floor
+1e-6 of the global norm. An EVAL export renames or
 merges parameters; those that kept their names are compared, and at least one must have.
 """
 
