@@ -1,11 +1,12 @@
 // Tensors whose bytes lie in another file beside the model (ONNX's "external data").
 #pragma once
 
+#include <onnx/onnx_pb.h>
+
 #include <cstdint>
 #include <string>
 
 #include "graph/graph.h"
-#include "onnx/onnx_pb.h"
 
 namespace trainrt {
 

@@ -1,9 +1,10 @@
 // Calls of functions, function bodies of ONNX's own schemas, and If with a known condition: the
 // body is translated in a scope of its own, in the place of the node.
+#include <onnx/defs/schema.h>
+
 #include "graph/onnx_tensor.h"
 #include "graph/onnx_translate.h"
 #include "graph/op_def.h"
-#include "onnx/defs/schema.h"
 
 namespace trainrt {
 

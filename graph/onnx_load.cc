@@ -1,4 +1,6 @@
 // A file becomes an OnnxModel: read, told apart (binary or text), parsed, sorted, validated.
+#include <onnx/defs/parser.h>
+
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -12,7 +14,6 @@
 #include "graph/base/log.h"
 #include "graph/onnx_model.h"
 #include "graph/onnx_validate.h"
-#include "onnx/defs/parser.h"
 
 namespace trainrt {
 

@@ -1,6 +1,8 @@
 // What an OnnxModel holds: the parsed, sorted and validated protobuf. For graph/onnx_* alone.
 #pragma once
 
+#include <onnx/onnx_pb.h>
+
 #include <atomic>
 #include <map>
 #include <memory>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "graph/onnx_import.h"
-#include "onnx/onnx_pb.h"
 
 namespace trainrt {
 

@@ -2,13 +2,14 @@
 // external file). Nothing here reads a file before TensorSource::load is called.
 #pragma once
 
+#include <onnx/onnx_pb.h>
+
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "graph/graph.h"
 #include "graph/tensor.h"
-#include "onnx/onnx_pb.h"
 
 namespace trainrt {
 

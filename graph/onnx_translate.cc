@@ -2,10 +2,11 @@
 // are done here stand in onnx_builtin.cc, functions and branches in onnx_inline.cc.
 #include "graph/onnx_translate.h"
 
+#include <onnx/defs/schema.h>
+
 #include "graph/onnx_tensor.h"
 #include "graph/op_def.h"
 #include "graph/passes/constant_folding.h"
-#include "onnx/defs/schema.h"
 
 namespace trainrt {
 

@@ -6,12 +6,13 @@
 // tensor is emptied, and operators without a schema are moved to a domain that it does not know.
 #include "graph/onnx_validate.h"
 
+#include <onnx/checker.h>
+#include <onnx/defs/schema.h>
+
 #include <unordered_set>
 
 #include "graph/base/error.h"
 #include "graph/onnx_tensor.h"
-#include "onnx/checker.h"
-#include "onnx/defs/schema.h"
 
 namespace trainrt {
 

@@ -1,9 +1,9 @@
 // Is this a valid model? ONNX's checker, and what it leaves out.
 #pragma once
 
-#include <string>
+#include <onnx/onnx_pb.h>
 
-#include "onnx/onnx_pb.h"
+#include <string>
 
 namespace trainrt {
 

@@ -2,6 +2,8 @@
 // model, and files that appear whole or not at all. For graph/onnx_* alone.
 #pragma once
 
+#include <onnx/onnx_pb.h>
+
 #include <cstdint>
 #include <fstream>
 #include <functional>
@@ -9,7 +11,6 @@
 #include <string>
 
 #include "graph/tensor.h"
-#include "onnx/onnx_pb.h"
 
 namespace trainrt {
 

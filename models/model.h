@@ -14,7 +14,8 @@
 namespace trainrt {
 
 struct ModelSpec {
-  std::string family;  // mlp lenet cnn resnet densenet mobilenet vit bert gpt2 llama t5 unet lstm
+  std::string family =
+      {};              // mlp lenet cnn resnet densenet mobilenet vit bert gpt2 llama t5 unet lstm
   int64_t layers = 0;  // blocks; resnet: 18, 34, 50, 101, 152; densenet: 121 ...
   int64_t hidden = 0;
   int64_t heads = 0;

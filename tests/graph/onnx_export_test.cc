@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <onnx/checker.h>
+#include <onnx/shape_inference/implementation.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,8 +12,6 @@
 
 #include "graph/evaluator.h"
 #include "models/model.h"
-#include "onnx/checker.h"
-#include "onnx/shape_inference/implementation.h"
 
 namespace trainrt {
 namespace {

@@ -1,14 +1,14 @@
 // Models that bring their own training step, and ONNX's Gradient and optimizers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <onnx/defs/parser.h>
+#include <onnx/onnx_pb.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 
 #include "graph/graph_builder.h"
-#include "onnx/defs/parser.h"
-#include "onnx/onnx_pb.h"
 #include "tests/support/training_loop.h"
 
 namespace trainrt {
