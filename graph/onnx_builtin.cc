@@ -44,6 +44,10 @@ bool OnnxTranslator::translate_builtin(const onnx::NodeProto& node,
   if (op == "If") {
     return inline_branch(node, inputs);
   }
+  if (op == "Loop" || op == "Scan") {
+    op == "Loop" ? unroll_loop(node, inputs) : unroll_scan(node, inputs);
+    return true;
+  }
   if (op == "BatchNormalization" || op == "Dropout") {
     return inference_form(node, inputs);
   }

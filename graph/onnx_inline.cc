@@ -121,19 +121,13 @@ void OnnxTranslator::inline_function(const onnx::NodeProto& node,
   }
   body.owner = function;
   const ValueId first_value = graph_.num_values();
-  Scope* caller = scope_;
-  scope_ = &body;
   std::vector<std::optional<ValueId>> results;
-  try {
+  within(body, [&] {
     translate_nodes(function->node());
     for (int i = 0; i < std::min(function->output_size(), node.output_size()); ++i) {
       results.push_back(node.output(i).empty() ? kNoValue : find(function->output(i)));
     }
-  } catch (...) {
-    scope_ = caller;
-    throw;
-  }
-  scope_ = caller;
+  });
   poison_outputs(node);
   for (int i = 0; i < static_cast<int>(results.size()); ++i) {
     const std::optional<ValueId>& result = results[static_cast<size_t>(i)];
@@ -168,20 +162,14 @@ bool OnnxTranslator::inline_branch(const onnx::NodeProto& node,
     branch.prefix = scope_->prefix;
     branch.counts = scope_->counts;
     branch.depth = scope_->depth + 1;
-    Scope* outer = scope_;
-    scope_ = &branch;
     std::vector<std::optional<ValueId>> results;
-    try {
+    within(branch, [&] {
       add_initializers(attribute.g());
       translate_nodes(attribute.g().node());
       for (const onnx::ValueInfoProto& output : attribute.g().output()) {
         results.push_back(find(output.name()));
       }
-    } catch (...) {
-      scope_ = outer;
-      throw;
-    }
-    scope_ = outer;
+    });
     poison_outputs(node);
     for (int i = 0; i < std::min(node.output_size(), static_cast<int>(results.size())); ++i) {
       if (const std::optional<ValueId>& result = results[static_cast<size_t>(i)]) {

@@ -314,7 +314,7 @@ bool OnnxTranslator::is_known_operator(const onnx::NodeProto& node) const {
     return true;
   }
   static const std::set<std::string> kBuiltin = {
-      "Constant", "Identity", "Shape", "Size", "Range", "ConstantOfShape", "If"};
+      "Constant", "Identity", "Shape", "Size", "Range", "ConstantOfShape", "If", "Loop", "Scan"};
   if (domain.empty() &&
       (find_op(node.op_type()) != nullptr || kBuiltin.count(node.op_type()) != 0)) {
     return true;

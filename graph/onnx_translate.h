@@ -156,6 +156,29 @@ class OnnxTranslator {
                                                              const std::vector<ValueId>& inputs);
   bool inline_branch(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
 
+  // onnx_unroll.cc: Loop and Scan
+  void unroll_loop(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
+  void unroll_scan(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
+  void open_body(const onnx::NodeProto& node, Scope& weights);
+  std::vector<ValueId> run_iteration(const onnx::NodeProto& node,
+                                     Scope& weights,
+                                     const std::vector<ValueId>& arguments,
+                                     int64_t iteration);
+
+  // Calls `work` with `scope` as the scope of the node at hand.
+  template <typename Work>
+  void within(Scope& scope, Work&& work) {
+    Scope* caller = scope_;
+    scope_ = &scope;
+    try {
+      work();
+    } catch (...) {
+      scope_ = caller;
+      throw;
+    }
+    scope_ = caller;
+  }
+
   const OnnxModel::Impl& model_;
   Graph& graph_;
   const TranslateOptions options_;

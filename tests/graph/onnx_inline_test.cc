@@ -120,6 +120,48 @@ TEST(OnnxInlineTest, AConditionThatDependsOnDataIsNamed) {
               AllOf(HasSubstr("'choose'"), HasSubstr("condition depends on data")));
 }
 
+TEST(OnnxInlineTest, ALoopOfKnownLengthIsUnrolledAroundOneParameter) {
+  // h = h * w, three times; the second output collects the steps.
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y, float[3, N, 2] steps)", "", R"(
+    trips = Constant<value: tensor = int64 {3}>()
+    go = Constant<value: tensor = bool {1}>()
+    [loop] y, steps = Loop(trips, go, x) <
+      body = b (int64 i, bool c, float[N, 2] h) => (bool again, float[N, 2] next, float[N, 2] step)
+        <float[2] w = {2, 3}> {
+        again = Identity(c)
+        next = Mul(h, w)
+        step = Neg(next)
+      }
+    >)");
+  const Graph graph = model.bind(at_batch(1));
+  EXPECT_THAT(names_of_kind(graph, ValueKind::kParameter), ElementsAre("loop/w"));
+  const Tensor x = Tensor::from<float>({1, 1}, {1, 2});
+  const std::vector<Tensor> results = evaluate(graph, {{"x", x}}, graph.outputs());
+  EXPECT_THAT(results[0].to_double(), ElementsAre(8, 27));
+  EXPECT_EQ(results[1].shape(), (Shape{3, 1, 2}));
+  EXPECT_THAT(results[1].to_double(), ElementsAre(-2, -3, -4, -9, -8, -27));
+}
+
+TEST(OnnxInlineTest, AScanRunsAlongItsAxis) {
+  // Running sums along axis 1, last first.
+  const OnnxModel model = model_of("(float[N, 3] x) => (float[N] total, float[N, 3] sums)", "", R"(
+    shape = Shape<end = 1>(x)
+    zero = ConstantOfShape(shape)
+    total, sums = Scan<num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],
+                       scan_output_axes = [1],
+      body = b (float[N] s, float[N] e) => (float[N] t, float[N] u) {
+        t = Add(s, e)
+        u = Identity(t)
+      }
+    >(zero, x))");
+  const Graph graph = model.bind(at_batch(2));
+  const Tensor x = Tensor::from<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+  const std::vector<Tensor> results = evaluate(graph, {{"x", x}}, graph.outputs());
+  EXPECT_THAT(results[0].to_double(), ElementsAre(6, 15));
+  EXPECT_THAT(results[1].to_double(), ElementsAre(3, 5, 6, 6, 11, 15));
+}
+
 TEST(OnnxInlineTest, RecursiveFunctionsAreRefused) {
   EXPECT_THAT(error_of(ErrorCode::kInvalidModel,
                        [] {
