@@ -100,6 +100,50 @@ void add_inputs(const OnnxModel::Impl& model,
   }
 }
 
+// Roles of all candidates. With an unsupported operator in the way nothing can be said of what
+// stands before it.
+std::vector<TensorReport> report_tensors(const OnnxModel::Impl& model,
+                                         const BindOptions& options,
+                                         const OnnxTranslator& translator,
+                                         const Binding& binding,
+                                         const std::vector<ValueId>& live_ids,
+                                         Graph& live) {
+  const bool complete = binding.unsupported.empty();
+  std::vector<TensorReport> reports;
+  std::vector<WeightCandidate> candidates;
+  for (WeightCandidate candidate : translator.candidates()) {
+    const Value& value = binding.graph.value(candidate.value);
+    candidate.value = live_ids[static_cast<size_t>(candidate.value)];
+    if (!complete) {
+      reports.push_back(
+          {value.name, value.type, "unknown", "the model has operators that are not supported"});
+    } else if (candidate.value != kNoValue) {
+      candidates.push_back(candidate);
+    } else if (translator.was_read(value.name)) {
+      reports.push_back({value.name,
+                         value.type,
+                         "constant",
+                         "an operand that became an attribute when the model was imported"});
+    } else {
+      reports.push_back(
+          {value.name, value.type, "unused", "no node on the way to an output reads it"});
+    }
+  }
+  if (complete) {
+    const std::vector<TensorReport> roles = assign_roles(live, candidates, options);
+    reports.insert(reports.end(), roles.begin(), roles.end());
+  }
+  for (const onnx::TensorProto& tensor : model.graph().initializer()) {
+    if (translator.is_unread(tensor.name()) && dtype_from_onnx(tensor.data_type())) {
+      reports.push_back({tensor.name(),
+                         tensor_type(tensor, tensor.name()),
+                         complete ? "unused" : "unknown",
+                         "no node that is supported reads it"});
+    }
+  }
+  return reports;
+}
+
 }  // namespace
 
 void check_options(const OnnxModel::Impl& model, const BindOptions& options) {
@@ -171,32 +215,9 @@ Binding translate_model(const OnnxModel::Impl& model,
   binding.unsupported = translator.unsupported();
   // Dead nodes go before roles are given: what only they read is unused.
   std::vector<ValueId> map;
-  Graph& graph = binding.graph;
-  Graph trimmed = graph.subgraph(live_nodes(graph), &map);
-  std::vector<WeightCandidate> live;
-  for (WeightCandidate candidate : translator.candidates()) {
-    const Value dead = graph.value(candidate.value);
-    candidate.value = map[static_cast<size_t>(candidate.value)];
-    if (candidate.value != kNoValue) {
-      live.push_back(candidate);
-    } else if (translator.was_read(dead.name)) {
-      binding.tensors.push_back(
-          {dead.name,
-           dead.type,
-           "constant",
-           "an operand that became an attribute when the model was imported"});
-    } else {
-      binding.tensors.push_back(
-          {dead.name, dead.type, "unused", "no node on the way to an output reads it"});
-    }
-  }
-  for (TensorReport& report : assign_roles(trimmed, live, options)) {
-    binding.tensors.push_back(std::move(report));
-  }
-  graph = std::move(trimmed);
-  for (const std::string& name : translator.unused_initializers()) {
-    binding.tensors.push_back({name, {}, "unused", "no node reads it"});
-  }
+  Graph live = binding.graph.subgraph(live_nodes(binding.graph), &map);
+  binding.tensors = report_tensors(model, options, translator, binding, map, live);
+  binding.graph = std::move(live);
   return binding;
 }
 

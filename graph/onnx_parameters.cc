@@ -9,23 +9,12 @@
 #include <cctype>
 #include <cmath>
 
+#include "graph/onnx_weight_contents.h"
 #include "graph/op_def.h"
 
 namespace trainrt {
 
 namespace {
-
-// Largest tensor whose contents are looked at to tell what it is.
-constexpr int64_t kMaxInspectedElements = 1 << 20;
-// An additive mask holds numbers of this size where attention must not look.
-constexpr double kMaskMagnitude = 1e4;
-
-std::vector<double> contents(const Value& value, bool inlined) {
-  if (!inlined || num_elements(value.type.shape) > kMaxInspectedElements) {
-    return {};
-  }
-  return value.source.load().to_double();
-}
 
 // Names that exporters make up: "onnx::Mul_12", "/layer/Constant_output_0", "val_3", "42".
 bool is_made_up(const std::string& name) {
@@ -174,6 +163,15 @@ class RoleAssigner {
       apply(candidate, value, report);
       reports.push_back(std::move(report));
     }
+    for (const auto& [later, earlier] : lost_ties(graph_, candidates_)) {
+      for (TensorReport& report : reports) {
+        if (report.name == graph_.value(later).name) {
+          report.why += concat("; has the elements of '",
+                               graph_.value(earlier).name,
+                               "': if the two were tied, the exporter has untied them");
+        }
+      }
+    }
     return reports;
   }
 
@@ -198,11 +196,8 @@ class RoleAssigner {
                : concat(graph_.node(readers[0]).op_type, " '", graph_.node(readers[0]).name, "'");
   }
 
-  bool is_mask(const WeightCandidate& candidate) const {
-    const std::vector<double> data = contents(graph_.value(candidate.value), candidate.inlined);
-    return std::any_of(data.begin(), data.end(), [](double element) {
-      return !std::isfinite(element) || std::abs(element) >= kMaskMagnitude;
-    });
+  std::string buffer(const WeightCandidate& candidate) const {
+    return buffer_reason(graph_.value(candidate.value), candidate.inlined);
   }
 
   void set(TensorReport& report, const char* role, std::string why) const {
@@ -233,8 +228,8 @@ class RoleAssigner {
       decide_constant_node(candidate, report);
     } else if (single && is_made_up(value.name)) {
       set(report, "constant", "a single number under a name that the exporter made up");
-    } else if (is_mask(candidate)) {
-      set(report, "constant", "holds infinite or huge numbers: a mask");
+    } else if (const std::string reason = buffer(candidate); !reason.empty()) {
+      set(report, "constant", reason);
     } else {
       set(report,
           "parameter",
@@ -248,7 +243,7 @@ class RoleAssigner {
       set(report,
           "parameter",
           concat("Constant node in the place of a weight of ", first_reader(candidate.value)));
-    } else if (has_constant_weights_ && scales_[id] && !is_mask(candidate)) {
+    } else if (has_constant_weights_ && scales_[id] && buffer(candidate).empty()) {
       set(report,
           "parameter",
           concat("Constant node in the place of a bias or scale, ",
@@ -288,7 +283,7 @@ bool is_false_tie(const Value& original,
   if (!folded && (is_made_up(copy_name) || copy_name.find('.') == std::string::npos)) {
     return false;
   }
-  const std::vector<double> data = contents(original, candidate.inlined);
+  const std::vector<double> data = inspected_elements(original, candidate.inlined);
   if (data.empty()) {
     return original.type.shape.size() <= 1;  // not to be looked at: vectors are fresh norms, biases
   }

@@ -88,17 +88,6 @@ void OnnxTranslator::translate_nodes(
   }
 }
 
-std::vector<std::string> OnnxTranslator::unused_initializers() const {
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : top_.initializers) {
-    if (top_.values.count(name) == 0) {
-      names.push_back(name);
-    }
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // --- Names.
 
 ValueId* OnnxTranslator::lookup(const std::string& name) {

@@ -76,8 +76,10 @@ class OnnxTranslator {
   int source_index() const { return source_index_; }
 
   const std::vector<WeightCandidate>& candidates() const { return candidates_; }
-  // Names of initializers that no node asked for.
-  std::vector<std::string> unused_initializers() const;
+  // Whether no node that was translated asked for this initializer of the top-level scope.
+  bool is_unread(const std::string& initializer) const {
+    return top_.values.count(initializer) == 0;
+  }
   std::vector<UnsupportedOp> unsupported() const;
   // Whether an operator asked for the contents of this value when it was upgraded.
   bool was_read(const std::string& value_name) const { return read_.count(value_name) != 0; }

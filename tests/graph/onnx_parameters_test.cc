@@ -147,6 +147,42 @@ TEST(OnnxParametersTest, GlobsChooseWhatIsTrained) {
               HasSubstr("'hed.*' matches no parameter"));
 }
 
+TEST(OnnxParametersTest, BuffersAreToldByTheirContents) {
+  const OnnxModel model = model_of(
+      "(float[N, 2, 4] x) => (float[N, 2, 4] y)",
+      "float[2, 2] mask = {0, -1e9, 0, 0}, float[2, 4] pe = {0, 1, 0, 1, 0.8, 0.5, 0.1, 0.9},"
+      "float[2, 4] cos = {1, 1, 1, 1, 0.5, 0.6, 0.7, 0.8},"
+      "float[2, 4] sin = {0, 0, 0, 0, 0.5, 0.6, 0.7, 0.8},"
+      "float[2, 4] padded = {0, 0, 0, 0, 0.5, 0.6, 0.7, 0.8}, float[4] inv_freq = {1, 0.1, 0.01, "
+      "0}",
+      R"(
+    a = MatMul(mask, x)
+    b = Add(a, pe)
+    c = Mul(b, cos)
+    d = Mul(c, sin)
+    e = Add(d, padded)
+    y = Mul(e, inv_freq))");
+  EXPECT_EQ(roles(model),
+            (Roles{{"mask", "constant"},
+                   {"pe", "constant"},
+                   {"cos", "constant"},
+                   {"sin", "constant"},
+                   {"padded", "parameter"},
+                   {"inv_freq", "constant"}}));
+}
+
+TEST(OnnxParametersTest, AnUntiedHeadIsPointedOut) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)",
+               "float[3, 2] embedding = {1, 2, 3, 4, 5, 6}, float[2, 3] head = {1, 3, 5, 2, 4, 6}",
+               "h = MatMul(x, head)\ny = MatMul(h, embedding)");
+  const std::vector<TensorReport> reports = model.tensors(at_batch(1));
+  ASSERT_EQ(reports.size(), 2u);
+  EXPECT_THAT(reports[1].why, HasSubstr("has the elements of 'head'"));
+  EXPECT_THAT(names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter),
+              ElementsAre("head", "embedding"));
+}
+
 TEST(OnnxParametersTest, EverythingMayBeFrozen) {
   const OnnxModel model =
       model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2] w = {1, 2}", "y = Mul(x, w)");
