@@ -406,6 +406,9 @@ class Search {
       }
     }
     result_.chosen = replayed[chosen];
+    StepRequest again = step_request(result_.chosen, false);
+    again.keep_timeline = true;
+    result_.chosen.prediction = predict_step(again);
     finish(&replayed);
   }
 

@@ -135,6 +135,7 @@ class StepPricer {
       pipeline = std::max(pipeline, one.seconds);
       bound = std::max(bound, one.bound);
     }
+    result.timeline = std::move(timeline_);
     const double after = after_pipeline(&result.breakdown);
     result.seconds = pipeline + after;
     result.lower_bound = bound + after;
@@ -386,6 +387,9 @@ class StepPricer {
       return result;
     }
     const Replay replay = replay_schedule(schedule, input);
+    if (request_.keep_timeline && timeline_ == nullptr) {
+      timeline_ = std::make_shared<const Timeline>(Timeline{schedule, replay});
+    }
     result.seconds = replay.seconds;
     if (breakdown != nullptr) {
       const double p = layout_.pipeline;
@@ -508,6 +512,7 @@ class StepPricer {
   const Engine& engine_;
   const Layout& layout_;
   double slowdown_;
+  std::shared_ptr<const Timeline> timeline_;
   double last_backward_ = 0;
   double after_gather_ = 0;
   PriceCache own_prices_;

@@ -95,12 +95,19 @@ struct StageMemory {
   bool fits() const { return peak_bytes + reserved_bytes <= capacity_bytes; }
 };
 
+// Who did what when, for pictures: of data rank 0.
+struct Timeline {
+  Schedule schedule;
+  Replay replay;
+};
+
 struct StepPrediction {
   double seconds = 0;
   double lower_bound = 0;  // of the pipeline part plus what follows it
   double bubble_fraction = 0;
   StepBreakdown breakdown;
   std::vector<StageMemory> stages;
+  std::shared_ptr<const Timeline> timeline;  // when asked for
   bool fits() const;
   int64_t peak_bytes() const;
 };
@@ -111,9 +118,10 @@ struct StepRequest {
   const Engine* engine = nullptr;
   std::string precision = "bf16";
   const Layout* layout = nullptr;
-  bool bound_only = false;  // skip the replay: seconds = lower_bound
+  bool bound_only = false;      // skip the replay: seconds = lower_bound
   bool uniform = false;         // all devices and hosts are alike (Topology::is_uniform)
   PriceCache* cache = nullptr;  // optional
+  bool keep_timeline = false;
 };
 
 // Seconds of each block on a device type, forward and backward with the layout's recompute
