@@ -327,6 +327,12 @@ class Profiler {
   void totals(GraphProfile* result) const {
     double optimizer = 0, flops = 0;
     for (const Value& value : graph_.values()) {
+      // Token ids [samples, positions].
+      if (value.kind == ValueKind::kInput && is_integer(value.type.dtype) &&
+          value.type.shape.size() == 2) {
+        result->profile.tokens_per_sample = static_cast<double>(num_elements(value.type.shape)) /
+                                            static_cast<double>(request_.micro_batch);
+      }
       if (value.kind == ValueKind::kParameter) {
         result->parameters += static_cast<double>(num_elements(value.type.shape));
       } else if (value.kind == ValueKind::kOptimizerState) {

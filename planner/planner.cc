@@ -96,7 +96,9 @@ class Search {
     wanted.float_bytes = request_.precision == "fp64" ? 4 : float_bytes();
     profiles_.push_back(std::make_unique<GraphProfile>(graph_profile(wanted)));
     GraphProfile& made = *profiles_.back();
-    made.profile.tokens_per_sample = request_.tokens_per_sample;
+    if (request_.tokens_per_sample > 0) {
+      made.profile.tokens_per_sample = request_.tokens_per_sample;
+    }
     engine_ = own_engine(request_.precision, made.optimizer_bytes);
     const bool splits = d.tensor == 1 || !made.placements.empty();
     const int index = splits ? static_cast<int>(profiles_.size()) - 1 : -1;

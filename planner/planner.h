@@ -34,7 +34,7 @@ struct PlanRequest {
   Topology topology;
   std::string precision = "fp32";
   int64_t global_batch = 1;
-  double tokens_per_sample = 0;
+  double tokens_per_sample = 0;  // 0: from the graph's token inputs, if it has any
   std::string model_hash;
   std::map<std::string, int64_t> bind;
   PlanPins pins;

@@ -87,6 +87,10 @@ class RowPricer {
  public:
   RowPricer(const MeasuredRow& row, const Engine& engine, const ProfileBuilder& other_models)
       : row_(row), engine_(engine), other_models_(other_models), topology_(topology_of_row(row)) {
+    const std::string& architecture = topology_.types[0].architecture;
+    if (engine.name == "megatron" && (architecture == "hopper" || architecture == "blackwell")) {
+      engine_ = find_engine("megatron-core");  // what Megatron is since such devices exist
+    }
     if (row.compiled) {
       engine_.fused_elementwise = true;
     }

@@ -461,14 +461,12 @@ std::vector<MeasuredRow> read_measured_rows(const std::string& file_name,
 
 std::string engine_of_file(const std::string& file_name) {
   const std::pair<const char*, const char*> kEngines[] = {
-      {"megatron_core", "megatron-core"},
-      {"nemo_megatron", "megatron-core"},
-      {"nemo_launcher", "megatron"},
+      {"nemo", "megatron"},
       {"megatron", "megatron"},
       {"korthikanti", "megatron"},
       {"vtrain", "megatron"},
       {"zero_bubble", "megatron"},
-      {"simumax", "megatron-core"},
+      {"simumax", "megatron"},
       {"bigscience", "deepspeed"},
       {"sailor", "deepspeed"},
       {"amp_", "deepspeed"},

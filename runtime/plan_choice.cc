@@ -145,6 +145,10 @@ bool wants_search(const Options& options, const std::vector<DeviceOptions>& devi
 
 }  // namespace
 
+PlanPins plan_pins(const Options& options) {
+  return pins_from(options);
+}
+
 std::vector<DeviceOptions> local_devices(const Options& options) {
   std::vector<DeviceOptions> devices;
   if (!options.cluster.empty()) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "parallel/plan.h"
+#include "planner/planner.h"
 #include "runtime/device.h"
 #include "runtime/options.h"
 #include "runtime/training_job.h"
@@ -19,6 +20,9 @@ std::vector<DeviceOptions> local_devices(const Options& options);
 Plan choose_plan(const Options& options,
                  const TrainingJob& job,
                  const std::vector<DeviceOptions>& devices);
+
+// The flags that fix a part of the plan.
+PlanPins plan_pins(const Options& options);
 
 // The same plan for a step of another size: shares in the same proportion.
 Plan resize_plan(const Plan& plan, int64_t num_samples);

@@ -1,0 +1,159 @@
+// `trainrt plan`: the dry-run report.
+#include <charconv>
+#include <chrono>
+
+#include "graph/base/log.h"
+#include "parallel/cluster_file.h"
+#include "planner/plan_report.h"
+#include "runtime/commands/command.h"
+#include "runtime/file_bytes.h"
+#include "runtime/plan_choice.h"
+#include "runtime/training_job.h"
+
+namespace trainrt {
+
+namespace {
+
+std::string read_text(const std::string& path) {
+  const std::vector<std::byte> bytes = read_file(path);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+Topology topology_of(const Options& options) {
+  if (!options.cluster.empty()) {
+    return load_cluster(options.cluster);
+  }
+  const std::string devices = options.devices.empty() ? "cpu" : options.devices;
+  TRAINRT_REQUIRE(devices == "cpu" || devices.rfind("cpu:", 0) == 0,
+                  kInvalidArgument,
+                  "--devices ",
+                  devices,
+                  " names devices of this machine; name those to plan for with --cluster");
+  return make_preset(devices);
+}
+
+// auto: fp32 on CPUs, bf16 where the devices have it, else fp16.
+std::string precision_of(const Options& options, const Topology& topology) {
+  std::string precision = options.precision;
+  if (precision == "auto") {
+    precision = "bf16";
+    for (const DeviceType& type : topology.types) {
+      if (type.is_cpu()) {
+        return "fp32";
+      }
+      precision = type.flops.count("bf16") != 0 ? precision : "fp16";
+    }
+  }
+  for (const DeviceType& type : topology.types) {
+    type.peak_flops(precision);  // or says which device lacks it
+  }
+  return precision;
+}
+
+// The graph does not depend on the precision: the planner prices 16-bit numbers itself.
+Options job_options(const Options& options) {
+  Options changed = options;
+  changed.precision = options.precision == "fp64" ? "fp64" : "fp32";
+  changed.micro_batch_size = options.micro_batch_size > 0 ? options.micro_batch_size : 1;
+  return changed;
+}
+
+void pin_plan_file(const std::string& path, PlanPins* pins) {
+  const Plan plan = plan_from_json(read_text(path));
+  pins->data = plan.data_parallel;
+  pins->tensor = plan.tensor_parallel;
+  pins->pipeline = plan.pipeline_parallel;
+  pins->virtual_stages = plan.virtual_stages;
+  pins->schedule = plan.schedule;
+  pins->zero_stage = plan.zero_stage;
+  pins->sequence_parallel = plan.sequence_parallel;
+  if (plan.micro_batch_size > 0) {
+    pins->micro_batch = plan.micro_batch_size;
+  }
+  if (!plan.stages.empty()) {
+    pins->recompute = plan.stages[0].recompute;
+  }
+}
+
+Objective objective_of(const std::string& name) {
+  return name == "memory"    ? Objective::kMemory
+         : name == "devices" ? Objective::kDevices
+         : name == "cost"    ? Objective::kCost
+                             : Objective::kThroughput;
+}
+
+// "2.5" for every device, or "H100-SXM5-80GB=4,A100-SXM4-80GB=2".
+std::map<std::string, double> prices_of(const Options& options, const Topology& topology) {
+  std::map<std::string, double> prices;
+  if (options.price.empty()) {
+    return prices;
+  }
+  const auto number = [&](const std::string& text) {
+    double value = 0;
+    const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+    TRAINRT_REQUIRE(status == std::errc() && end == text.data() + text.size() && value > 0,
+                    kInvalidArgument,
+                    "--price is '",
+                    options.price,
+                    "'; wanted a number above zero, or TYPE=NUMBER,...");
+    return value;
+  };
+  if (options.price.find('=') == std::string::npos) {
+    for (const DeviceType& type : topology.types) {
+      prices[type.name] = number(options.price);
+    }
+    return prices;
+  }
+  std::string rest = options.price + ",";
+  for (size_t comma = rest.find(','); comma != std::string::npos; comma = rest.find(',')) {
+    const std::string item = rest.substr(0, comma);
+    rest.erase(0, comma + 1);
+    const size_t equals = item.find('=');
+    TRAINRT_REQUIRE(
+        equals != std::string::npos, kInvalidArgument, "--price: '", item, "' is not TYPE=NUMBER");
+    prices[item.substr(0, equals)] = number(item.substr(equals + 1));
+  }
+  return prices;
+}
+
+int plan_command(const Options& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  PlanRequest request;
+  request.topology = topology_of(options);
+  request.precision = precision_of(options, request.topology);
+  const TrainingJob job = make_training_job(job_options(options), false);
+  request.graph = [&job](int64_t micro_batch) { return job.build(micro_batch, true); };
+  request.global_batch = options.batch_size;
+  request.model_hash = job.model->hash();
+  request.bind = job.bind.dims;
+  request.pins = plan_pins(options);
+  if (!options.plan.empty()) {
+    pin_plan_file(options.plan, &request.pins);
+  }
+  request.objective = objective_of(options.objective);
+  request.price = prices_of(options, request.topology);
+  const PlanResult result = make_plan(request);
+  ReportContext context;
+  context.model_name = options.arguments[0].substr(options.arguments[0].rfind('/') + 1);
+  context.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  write_result(options.format == "json"   ? report_json(request, result, context)
+               : options.format == "html" ? report_html(request, result, context)
+                                          : report_text(request, result, context),
+               options);
+  return result.feasible ? 0 : exit_code(ErrorCode::kInfeasiblePlan);
+}
+
+const RegisterCommand kPlan{{
+    .name = "plan",
+    .arguments = "MODEL.onnx",
+    .summary = "how to train the model on a cluster: a dry-run report",
+    .groups = kDataOptions | kTrainingOptions | kPlanOptions | kReportOptions | kFormatOptions |
+              kOutputOptions | kTraceOptions,
+    .min_arguments = 1,
+    .max_arguments = 1,
+    .run = plan_command,
+}};
+
+}  // namespace
+
+}  // namespace trainrt
