@@ -169,12 +169,12 @@ PlanFigures plan_figures(const PlanRequest& request, const PlanResult& result, c
 }
 
 ErrorBand error_band(const Topology& topology) {
-  // Tenth and ninetieth percentile of measured / predicted - 1 (tests/planner/validation_test
-  // recomputes them).
+  // Tenth and ninetieth percentile of measured / predicted - 1 over the rows of the file that is
+  // named, as `trainrt validate` lists them.
   const std::string& architecture = topology.types[0].architecture;
   const bool mixed = topology.types.size() > 1;
   if (architecture == "cpu") {
-    return {-0.5, 0.5, "no published rows for this machine; run `trainrt profile`"};
+    return {-0.5, 0.5, "no published rows for this kind of machine"};
   }
   if (mixed) {
     return {-0.15, 0.80, "amp_t4_v100_mixed"};
