@@ -52,6 +52,20 @@ void check_plan(const Plan& plan) {
                       plan.pipeline_parallel >= 1 && plan.virtual_stages >= 1,
                   kInvalidArgument,
                   "a plan's degrees are at least 1");
+  // Each of these trains by another rule or in another place: running the plan without it would be
+  // a different plan.
+  TRAINRT_REQUIRE(
+      plan.schedule != ScheduleKind::k2BW,
+      kInfeasiblePlan,
+      "schedule 2bw can be planned but not run yet: it needs two versions of the weights; "
+      "use 1f1b");
+  TRAINRT_REQUIRE(
+      !plan.offload_optimizer,
+      kInfeasiblePlan,
+      "offloading optimizer state can be planned but not run yet; use --zero to shard it");
+  TRAINRT_REQUIRE(!plan.exact_reduction,
+                  kInfeasiblePlan,
+                  "reduction exact can be planned but not run yet; use fast");
   TRAINRT_REQUIRE(plan.virtual_stages == 1 || plan.pipeline_parallel > 1,
                   kInfeasiblePlan,
                   "virtual stages need more than one pipeline rank");
