@@ -17,8 +17,14 @@ const AttributeValue& find(const std::map<std::string, AttributeValue>& values,
 template <typename T>
 const T& get_as(const AttributeValue& value, const std::string& name, const char* wanted) {
   const T* typed = std::get_if<T>(&value);
-  TRAINRT_REQUIRE(typed != nullptr, kInvalidModel, "attribute '", name, "' is ",
-                  attribute_string(value), ", wanted ", wanted);
+  TRAINRT_REQUIRE(typed != nullptr,
+                  kInvalidModel,
+                  "attribute '",
+                  name,
+                  "' is ",
+                  attribute_string(value),
+                  ", wanted ",
+                  wanted);
   return *typed;
 }
 
@@ -78,16 +84,15 @@ std::vector<int64_t> Attributes::get_ints(const std::string& name,
 
 std::vector<double> Attributes::get_floats(const std::string& name,
                                            std::vector<double> fallback) const {
-  return has(name)
-             ? get_as<std::vector<double>>(find(values_, name), name, "a list of floats")
-             : fallback;
+  return has(name) ? get_as<std::vector<double>>(find(values_, name), name, "a list of floats")
+                   : fallback;
 }
 
 std::vector<std::string> Attributes::get_strings(const std::string& name,
                                                  std::vector<std::string> fallback) const {
-  return has(name) ? get_as<std::vector<std::string>>(find(values_, name), name,
-                                                      "a list of strings")
-                   : fallback;
+  return has(name)
+             ? get_as<std::vector<std::string>>(find(values_, name), name, "a list of strings")
+             : fallback;
 }
 
 const Tensor& Attributes::get_tensor(const std::string& name) const {

@@ -56,9 +56,17 @@ bool GradientBuilder::needs_grad(int i) const {
 }
 
 void GradientBuilder::set_input_grad(int i, ValueId grad) {
-  TRAINRT_CHECK(type(grad) == type(input(i)), "gradient of input ", i, " of ", node_ref().op_type,
-                " is ", dtype_name(dtype(grad)), shape_string(shape(grad)), ", the input ",
-                dtype_name(dtype(input(i))), shape_string(input_shape(i)));
+  TRAINRT_CHECK(type(grad) == type(input(i)),
+                "gradient of input ",
+                i,
+                " of ",
+                node_ref().op_type,
+                " is ",
+                dtype_name(dtype(grad)),
+                shape_string(shape(grad)),
+                ", the input ",
+                dtype_name(dtype(input(i))),
+                shape_string(input_shape(i)));
   input_grads_[static_cast<size_t>(i)] = grad;
 }
 
@@ -89,8 +97,8 @@ namespace {
 // contributions[v]: gradients from the uses of v, in the order in which they are created.
 using Contributions = std::vector<std::vector<ValueId>>;
 
-// The sum is taken when the value's producer is reached: every use is known by then. Uses are visited
-// backwards, so the sum runs over the reversed list: node order.
+// The sum is taken when the value's producer is reached: every use is known by then. Uses are
+// visited backwards, so the sum runs over the reversed list: node order.
 ValueId total_gradient(Graph& graph, Contributions& contributions, ValueId id) {
   std::vector<ValueId>& list = contributions[static_cast<size_t>(id)];
   if (list.empty()) {
@@ -126,10 +134,9 @@ Contributions walk_backward(Graph& graph,
     std::vector<ValueId> output_grads;
     bool any_grad = false;
     for (const ValueId output : node_outputs) {
-      const ValueId grad =
-          output != kNoValue && needs[static_cast<size_t>(output)]
-              ? total_gradient(graph, contributions, output)
-              : kNoValue;
+      const ValueId grad = output != kNoValue && needs[static_cast<size_t>(output)]
+                               ? total_gradient(graph, contributions, output)
+                               : kNoValue;
       output_grads.push_back(grad);
       any_grad = any_grad || grad != kNoValue;
     }
@@ -167,7 +174,9 @@ Contributions walk_backward(Graph& graph,
     for (const std::string& item : unsupported) {
       list += (list.empty() ? "" : ", ") + item;
     }
-    TRAINRT_FAIL(kUnsupported, "no gradient for ", list,
+    TRAINRT_FAIL(kUnsupported,
+                 "no gradient for ",
+                 list,
                  "; freeze the parameters before these nodes with --freeze");
   }
   return contributions;

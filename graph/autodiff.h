@@ -22,10 +22,10 @@ class GradientBuilder : public GraphBuilder {
   const Attributes& attributes() const { return node_ref().attributes; }
   int num_inputs() const { return static_cast<int>(node_ref().inputs.size()); }
   int num_outputs() const { return static_cast<int>(node_ref().outputs.size()); }
-  ValueId input(int i) const;   // kNoValue when absent
+  ValueId input(int i) const;  // kNoValue when absent
   ValueId output(int i) const;
-  // Output i, brought into being when nobody wanted it so far: what a forward operator saves for its
-  // gradient (statistics) was dropped as dead code before.
+  // Output i, brought into being when nobody wanted it so far: what a forward operator saves for
+  // its gradient (statistics) was dropped as dead code before.
   ValueId saved_output(int i);
   Shape input_shape(int i) const { return shape(input(i)); }
   Shape output_shape(int i) const { return shape(output(i)); }
@@ -54,8 +54,8 @@ std::vector<ValueId> differentiate(Graph& graph,
                                    const std::vector<ValueId>& seeds,
                                    const std::vector<ValueId>& wanted);
 
-// The same, with the contributions of the uses of each wanted value kept apart, in node order of the
-// uses; empty where no gradient flows. A wanted value must have no producer.
+// The same, with the contributions of the uses of each wanted value kept apart, in node order of
+// the uses; empty where no gradient flows. A wanted value must have no producer.
 std::vector<std::vector<ValueId>> differentiate_uses(Graph& graph,
                                                      const std::vector<ValueId>& outputs,
                                                      const std::vector<ValueId>& seeds,

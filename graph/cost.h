@@ -20,8 +20,8 @@ struct MatmulDims {
 };
 
 struct Cost {
-  double flops = 0;   // arithmetic outside matrix units (element-wise, reductions)
-  double bytes = 0;   // tensor bytes read and written at least once
+  double flops = 0;                 // arithmetic outside matrix units (element-wise, reductions)
+  double bytes = 0;                 // tensor bytes read and written at least once
   std::vector<MatmulDims> matmuls;  // what runs on matrix units
 
   double matmul_flops() const {

@@ -29,9 +29,13 @@ constexpr std::array<DTypeInfo, 13> kInfo = {{{"float32", 4},
 
 }  // namespace
 
-int64_t dtype_bytes(DType dtype) { return kInfo[static_cast<size_t>(dtype)].bytes; }
+int64_t dtype_bytes(DType dtype) {
+  return kInfo[static_cast<size_t>(dtype)].bytes;
+}
 
-const char* dtype_name(DType dtype) { return kInfo[static_cast<size_t>(dtype)].name; }
+const char* dtype_name(DType dtype) {
+  return kInfo[static_cast<size_t>(dtype)].name;
+}
 
 std::optional<DType> dtype_from_name(std::string_view name) {
   for (size_t i = 0; i < kInfo.size(); ++i) {
@@ -47,7 +51,9 @@ bool is_floating(DType dtype) {
          dtype == DType::kBFloat16;
 }
 
-bool is_integer(DType dtype) { return !is_floating(dtype) && dtype != DType::kBool; }
+bool is_integer(DType dtype) {
+  return !is_floating(dtype) && dtype != DType::kBool;
+}
 
 float float16_bits_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
@@ -78,8 +84,8 @@ uint16_t float_to_float16_bits(float value) {
   if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
     float positive;
     std::memcpy(&positive, &magnitude, sizeof(positive));
-    return static_cast<uint16_t>(
-        sign | static_cast<uint32_t>(std::nearbyint(std::ldexp(positive, 24))));
+    return static_cast<uint16_t>(sign |
+                                 static_cast<uint32_t>(std::nearbyint(std::ldexp(positive, 24))));
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return static_cast<uint16_t>(sign | ((rounded >> 13) - (112u << 10)));

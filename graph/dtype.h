@@ -67,9 +67,9 @@ struct BFloat16 {
 
 template <typename T>
 struct DTypeOf;
-#define TRAINRT_DTYPE(type, enumerator) \
-  template <>                           \
-  struct DTypeOf<type> {                \
+#define TRAINRT_DTYPE(type, enumerator)               \
+  template <>                                         \
+  struct DTypeOf<type> {                              \
     static constexpr DType value = DType::enumerator; \
   };
 TRAINRT_DTYPE(float, kFloat32)
@@ -146,8 +146,7 @@ decltype(auto) dispatch_numeric(DType dtype, Fn&& fn) {
       TRAINRT_FAIL(kUnsupported, "kernel wants a numeric dtype, got ", dtype_name(dtype));
     default:
       return dispatch_all(dtype, [&](auto tag) -> decltype(fn(float{})) {
-        if constexpr (std::is_arithmetic_v<decltype(tag)> &&
-                      !std::is_same_v<decltype(tag), bool>) {
+        if constexpr (std::is_arithmetic_v<decltype(tag)> && !std::is_same_v<decltype(tag), bool>) {
           return fn(tag);
         } else {
           TRAINRT_FAIL(kInternal, "unreachable");

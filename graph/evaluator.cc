@@ -64,8 +64,11 @@ std::vector<Tensor> evaluate_node(const Graph& graph,
   }
   const int64_t workspace_size = workspace_bytes(op, device.spec());
   Tensor workspace(DType::kUInt8, {workspace_size});
-  KernelContext context(node, input_refs, output_refs,
-                        {workspace.raw(), static_cast<size_t>(workspace_size)}, device,
+  KernelContext context(node,
+                        input_refs,
+                        output_refs,
+                        {workspace.raw(), static_cast<size_t>(workspace_size)},
+                        device,
                         options.step);
   make_kernel(op, device.spec())(context);
   return outputs;
@@ -94,12 +97,21 @@ std::vector<Tensor> evaluate(const Graph& graph,
     if (!tensor.defined()) {
       const Value& value = graph.value(id);
       const auto feed = feeds.find(value.name);
-      TRAINRT_REQUIRE(feed != feeds.end() || value.kind != ValueKind::kInput, kInvalidArgument,
-                      "input '", value.name, "' is not fed");
+      TRAINRT_REQUIRE(feed != feeds.end() || value.kind != ValueKind::kInput,
+                      kInvalidArgument,
+                      "input '",
+                      value.name,
+                      "' is not fed");
       tensor = feed != feeds.end() ? feed->second : initial_value(value);
-      TRAINRT_REQUIRE((TensorType{tensor.dtype(), tensor.shape()} == value.type), kInvalidArgument,
-                      "'", value.name, "' is fed with ", dtype_name(tensor.dtype()),
-                      shape_string(tensor.shape()), ", wanted ", dtype_name(value.type.dtype),
+      TRAINRT_REQUIRE((TensorType{tensor.dtype(), tensor.shape()} == value.type),
+                      kInvalidArgument,
+                      "'",
+                      value.name,
+                      "' is fed with ",
+                      dtype_name(tensor.dtype()),
+                      shape_string(tensor.shape()),
+                      ", wanted ",
+                      dtype_name(value.type.dtype),
                       shape_string(value.type.shape));
     }
     return tensor;

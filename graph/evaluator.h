@@ -24,8 +24,8 @@ std::vector<Tensor> evaluate_node(const Graph& graph,
                                   const EvaluateOptions& options = {});
 
 // Runs the whole graph. `feeds` has the inputs, and parameters or state where their sources shall
-// not be used, by name. Returns the values of `fetches`, by id, in order. In-place operators work on
-// copies, so feeds are never changed.
+// not be used, by name. Returns the values of `fetches`, by id, in order. In-place operators work
+// on copies, so feeds are never changed.
 std::vector<Tensor> evaluate(const Graph& graph,
                              const std::map<std::string, Tensor>& feeds,
                              const std::vector<ValueId>& fetches,

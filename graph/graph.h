@@ -67,10 +67,10 @@ struct Value {
   ValueKind kind = ValueKind::kIntermediate;
   NodeId producer = kNoNode;
   int output_index = 0;
-  int batch_axis = -1;   // the axis that enumerates samples, -1 if none; set on graph inputs
-  Tensor constant;       // kConstant: the data, unless only `source` is set
-  TensorSource source;   // parameters, state: initial value; load is empty when it starts as zeros
-  std::string why;       // parameters and state: how they were told apart, for `inspect`
+  int batch_axis = -1;  // the axis that enumerates samples, -1 if none; set on graph inputs
+  Tensor constant;      // kConstant: the data, unless only `source` is set
+  TensorSource source;  // parameters, state: initial value; load is empty when it starts as zeros
+  std::string why;      // parameters and state: how they were told apart, for `inspect`
 };
 
 struct Node {
@@ -80,13 +80,13 @@ struct Node {
   std::vector<ValueId> inputs;   // kNoValue where an optional input is absent
   std::vector<ValueId> outputs;  // kNoValue where an optional output is not wanted
   Region region = Region::kForward;
-  int source_index = -1;     // position of the originating node in the imported model, -1: ours
+  int source_index = -1;  // position of the originating node in the imported model, -1: ours
   NodeId forward_node = kNoNode;  // backward nodes: whose gradient this is; recompute: the original
 };
 
-// "After the step, `target` (persistent) takes the contents of `new_value`." All updates of a region
-// take place at once, after every node of the region that reads the old contents. When the producing
-// operator works in place on `target` (OpDef::inplace) nothing is copied.
+// "After the step, `target` (persistent) takes the contents of `new_value`." All updates of a
+// region take place at once, after every node of the region that reads the old contents. When the
+// producing operator works in place on `target` (OpDef::inplace) nothing is copied.
 struct StateUpdate {
   ValueId target = kNoValue;
   ValueId new_value = kNoValue;
@@ -95,9 +95,9 @@ struct StateUpdate {
 // Inputs that the runtime itself feeds, by name; all are scalars.
 namespace runtime_input {
 inline constexpr const char* kLearningRate = "trainrt.learning_rate";  // float32
-inline constexpr const char* kStep = "trainrt.step";            // int64, update number, from 1
-inline constexpr const char* kLossSeed = "trainrt.loss_seed";   // d loss / d loss_sum = scale / N
-inline constexpr const char* kGradScale = "trainrt.grad_scale"; // 1 / loss scale
+inline constexpr const char* kStep = "trainrt.step";             // int64, update number, from 1
+inline constexpr const char* kLossSeed = "trainrt.loss_seed";    // d loss / d loss_sum = scale / N
+inline constexpr const char* kGradScale = "trainrt.grad_scale";  // 1 / loss scale
 }  // namespace runtime_input
 
 class Graph {

@@ -72,15 +72,23 @@ ValueId GraphBuilder::scalar(double value, DType dtype) {
 }
 
 ValueId GraphBuilder::fill(double value, TensorType type) {
-  return op("Fill", {}, {{"value", value}, {"shape", type.shape},
-                         {"dtype", std::string(dtype_name(type.dtype))}});
+  return op(
+      "Fill",
+      {},
+      {{"value", value}, {"shape", type.shape}, {"dtype", std::string(dtype_name(type.dtype))}});
 }
 
-ValueId GraphBuilder::zeros_like(ValueId id) { return fill(0, type(id)); }
+ValueId GraphBuilder::zeros_like(ValueId id) {
+  return fill(0, type(id));
+}
 
-ValueId GraphBuilder::mul(ValueId a, double factor) { return mul(a, scalar(factor, dtype(a))); }
+ValueId GraphBuilder::mul(ValueId a, double factor) {
+  return mul(a, scalar(factor, dtype(a)));
+}
 
-ValueId GraphBuilder::add(ValueId a, double term) { return add(a, scalar(term, dtype(a))); }
+ValueId GraphBuilder::add(ValueId a, double term) {
+  return add(a, scalar(term, dtype(a)));
+}
 
 ValueId GraphBuilder::matmul(ValueId a, ValueId b, bool trans_a, bool trans_b) {
   Attributes attributes;

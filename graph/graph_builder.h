@@ -37,9 +37,9 @@ class GraphBuilder {
   int ndim(ValueId id) const { return static_cast<int>(graph_.value(id).type.shape.size()); }
 
   ValueId constant(Tensor data, std::string name = "");
-  ValueId scalar(double value, DType dtype);   // equal scalars are shared
-  ValueId zeros_like(ValueId id);              // a ConstantOfShape-free constant-fill node
-  ValueId fill(double value, TensorType type); // node "Fill": no memory until it runs
+  ValueId scalar(double value, DType dtype);    // equal scalars are shared
+  ValueId zeros_like(ValueId id);               // a ConstantOfShape-free constant-fill node
+  ValueId fill(double value, TensorType type);  // node "Fill": no memory until it runs
 
   ValueId add(ValueId a, ValueId b) { return op("Add", {a, b}); }
   ValueId sub(ValueId a, ValueId b) { return op("Sub", {a, b}); }

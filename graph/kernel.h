@@ -14,14 +14,14 @@ namespace trainrt {
 
 enum class Backend : uint8_t { kCpu, kCuda };
 
-// Everything about a device that the choice of a kernel and the size of its workspace may depend on.
-// Equal specs give equal programs, to the byte.
+// Everything about a device that the choice of a kernel and the size of its workspace may depend
+// on. Equal specs give equal programs, to the byte.
 struct DeviceSpec {
   Backend backend = Backend::kCpu;
-  std::string isa = "native";          // "avx512", "avx2", ... or "sm_90"
-  int threads = 1;                     // CPU threads of this rank
-  int64_t workspace_cap = 256 << 20;   // most bytes one operator may ask for
-  bool reference_kernels = false;      // run the plain reference kernels (float64 checks, TSan)
+  std::string isa = "native";         // "avx512", "avx2", ... or "sm_90"
+  int threads = 1;                    // CPU threads of this rank
+  int64_t workspace_cap = 256 << 20;  // most bytes one operator may ask for
+  bool reference_kernels = false;     // run the plain reference kernels (float64 checks, TSan)
 
   bool operator==(const DeviceSpec&) const = default;
 };
@@ -46,13 +46,14 @@ class DeviceContext {
 // Where in the training run a kernel is called.
 //
 // (seed, step, first_sample) key the stateless random numbers: the draw for an element depends on
-// them, on the node, and on the element's index within the unsharded sample, and on nothing else, so
-// dropout is the same under recompute, any split over ranks, and after a resume.
+// them, on the node, and on the element's index within the unsharded sample, and on nothing else,
+// so dropout is the same under recompute, any split over ranks, and after a resume.
 struct StepContext {
   uint64_t seed = 0;
   uint64_t step = 0;          // optimizer step
   uint64_t first_sample = 0;  // global index, within the step, of the micro-batch's first sample
-  bool first_micro_batch = true;  // of this rank in this step: Accumulate overwrites instead of adds
+  bool first_micro_batch =
+      true;  // of this rank in this step: Accumulate overwrites instead of adds
 };
 
 struct TensorRef {
@@ -94,7 +95,11 @@ class KernelContext {
     if (!has_input(i)) {
       return nullptr;
     }
-    TRAINRT_CHECK(dtype_of<T> == input_dtype(i), node_.name, ": input ", i, " is ",
+    TRAINRT_CHECK(dtype_of<T> == input_dtype(i),
+                  node_.name,
+                  ": input ",
+                  i,
+                  " is ",
                   dtype_name(input_dtype(i)));
     return static_cast<const T*>(inputs_[i].data);
   }
@@ -103,7 +108,11 @@ class KernelContext {
     if (!has_output(i)) {
       return nullptr;
     }
-    TRAINRT_CHECK(dtype_of<T> == output_dtype(i), node_.name, ": output ", i, " is ",
+    TRAINRT_CHECK(dtype_of<T> == output_dtype(i),
+                  node_.name,
+                  ": output ",
+                  i,
+                  " is ",
                   dtype_name(output_dtype(i)));
     return static_cast<T*>(outputs_[i].data);
   }

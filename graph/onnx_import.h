@@ -1,9 +1,9 @@
-// Reading ONNX: a file becomes an OnnxModel (parsed, sorted, validated, functions inlined, dims still
-// symbolic), and an OnnxModel bound to sizes becomes a Graph (concrete, upgraded, folded).
+// Reading ONNX: a file becomes an OnnxModel (parsed, sorted, validated, functions inlined, dims
+// still symbolic), and an OnnxModel bound to sizes becomes a Graph (concrete, upgraded, folded).
 //
 // Loading never touches the weights: initializers become TensorSources, read when a parameter store
-// is filled. Several shape buckets or micro-batch sizes bind the same OnnxModel several times; values
-// and nodes then keep their names, so parameters are the same across them.
+// is filled. Several shape buckets or micro-batch sizes bind the same OnnxModel several times;
+// values and nodes then keep their names, so parameters are the same across them.
 #pragma once
 
 #include <map>
@@ -31,10 +31,10 @@ struct ModelInput {
 struct BindOptions {
   // Samples per micro-batch: bound to the batch axis of every input that has one.
   int64_t batch = 1;
-  std::map<std::string, int64_t> dims;         // --bind: symbol -> size
-  std::map<std::string, int> batch_axes;       // --batch-axis: input -> axis (-1: none)
-  std::vector<std::string> trainable;          // globs; empty: every candidate
-  std::vector<std::string> freeze;             // globs
+  std::map<std::string, int64_t> dims;    // --bind: symbol -> size
+  std::map<std::string, int> batch_axes;  // --batch-axis: input -> axis (-1: none)
+  std::vector<std::string> trainable;     // globs; empty: every candidate
+  std::vector<std::string> freeze;        // globs
   // Rewrite a batch size that the exporter baked into Reshape, Expand ... constants (with a warning
   // that names the nodes). Off: such a model is an error.
   bool rewrite_baked_batch = true;
@@ -60,8 +60,8 @@ struct UnsupportedOp {
 class OnnxModel {
  public:
   // Binary or ONNX text syntax (told apart by content). Throws kIo when the file cannot be read,
-  // kInvalidModel when it is not a valid model (also beyond what ONNX's checker tests: training_info
-  // bindings, dangling names, cycles, duplicate names).
+  // kInvalidModel when it is not a valid model (also beyond what ONNX's checker tests:
+  // training_info bindings, dangling names, cycles, duplicate names).
   static OnnxModel load(const std::string& path);
   static OnnxModel parse_text(const std::string& text, const std::string& folder = ".");
   OnnxModel(OnnxModel&&) noexcept;

@@ -10,7 +10,8 @@ namespace {
 // The registry: the only global state of the library, filled before main() and constant after.
 struct Registry {
   std::map<std::string, OpDef> ops;
-  std::map<std::pair<std::string, Backend>, std::function<Kernel(const OpContext&, const DeviceSpec&)>>
+  std::map<std::pair<std::string, Backend>,
+           std::function<Kernel(const OpContext&, const DeviceSpec&)>>
       kernels;
   std::map<std::string, std::function<void(UpgradeContext&)>> upgrades;
   std::vector<Fusion> fusions;
@@ -96,10 +97,9 @@ RegisterOp::RegisterOp(OpDef def) {
   TRAINRT_CHECK(inserted, "operator '", name, "' is registered twice");
 }
 
-RegisterKernel::RegisterKernel(
-    const char* op_type,
-    Backend backend,
-    std::function<Kernel(const OpContext&, const DeviceSpec&)> factory) {
+RegisterKernel::RegisterKernel(const char* op_type,
+                               Backend backend,
+                               std::function<Kernel(const OpContext&, const DeviceSpec&)> factory) {
   registry().kernels[{op_type, backend}] = std::move(factory);
 }
 
@@ -111,7 +111,9 @@ RegisterUpgrade::RegisterUpgrade(const char* onnx_domain,
                                  const char* onnx_op_type,
                                  std::function<void(UpgradeContext&)> upgrade) {
   const bool inserted =
-      registry().upgrades.emplace(upgrade_key(onnx_domain, onnx_op_type), std::move(upgrade)).second;
+      registry()
+          .upgrades.emplace(upgrade_key(onnx_domain, onnx_op_type), std::move(upgrade))
+          .second;
   TRAINRT_CHECK(inserted, "upgrade of '", onnx_op_type, "' is registered twice");
 }
 
@@ -172,13 +174,23 @@ Kernel make_kernel(const OpContext& op, const DeviceSpec& spec) {
         return def.cpu_kernel;
       }
     }
-    TRAINRT_REQUIRE(def.reference_kernel != nullptr, kUnsupported, "node '", op.node().name,
-                    "': operator '", def.name, "' has no CPU kernel");
+    TRAINRT_REQUIRE(def.reference_kernel != nullptr,
+                    kUnsupported,
+                    "node '",
+                    op.node().name,
+                    "': operator '",
+                    def.name,
+                    "' has no CPU kernel");
     return def.reference_kernel;
   }
   const auto it = registry().kernels.find({def.name, spec.backend});
-  TRAINRT_REQUIRE(it != registry().kernels.end(), kUnsupported, "node '", op.node().name,
-                  "': operator '", def.name, "' has no CUDA kernel");
+  TRAINRT_REQUIRE(it != registry().kernels.end(),
+                  kUnsupported,
+                  "node '",
+                  op.node().name,
+                  "': operator '",
+                  def.name,
+                  "' has no CUDA kernel");
   return it->second(op, spec);
 }
 
@@ -187,9 +199,8 @@ bool has_kernel(const std::string& op_type, Backend backend) {
   if (def == nullptr) {
     return false;
   }
-  return backend == Backend::kCpu
-             ? def->reference_kernel || def->cpu_kernel || def->cpu_factory
-             : registry().kernels.count({op_type, backend}) != 0;
+  return backend == Backend::kCpu ? def->reference_kernel || def->cpu_kernel || def->cpu_factory
+                                  : registry().kernels.count({op_type, backend}) != 0;
 }
 
 int64_t workspace_bytes(const OpContext& op, const DeviceSpec& spec) {

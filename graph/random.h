@@ -14,13 +14,17 @@ using RandomBlock = std::array<uint32_t, 4>;
 
 inline RandomBlock philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  RandomBlock c = {static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
-                   static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
+  RandomBlock c = {static_cast<uint32_t>(counter_low),
+                   static_cast<uint32_t>(counter_low >> 32),
+                   static_cast<uint32_t>(counter_high),
+                   static_cast<uint32_t>(counter_high >> 32)};
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * c[0];
     const uint64_t p1 = uint64_t{0xCD9E8D57u} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
+    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0,
+         static_cast<uint32_t>(p1),
+         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1,
+         static_cast<uint32_t>(p0)};
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
@@ -44,7 +48,9 @@ inline uint64_t mix_keys(uint64_t a, uint64_t b) {
 }
 
 // Uniform in [0, 1): 24 bits, exact in float.
-inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+inline float uniform_float(uint32_t word) {
+  return static_cast<float>(word >> 8) * 0x1p-24f;
+}
 
 // Uniform in [0, 1): 53 bits.
 inline double uniform_double(uint32_t high, uint32_t low) {

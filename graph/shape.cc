@@ -13,8 +13,11 @@ int64_t num_elements(const Shape& shape) {
 int64_t dims_product(const Shape& shape, int begin, int end) {
   int64_t product = 1;
   for (int i = begin; i < end; ++i) {
-    TRAINRT_REQUIRE(!__builtin_mul_overflow(product, shape[i], &product), kInvalidModel, "shape ",
-                    shape_string(shape), " has more than 2^63 elements");
+    TRAINRT_REQUIRE(!__builtin_mul_overflow(product, shape[i], &product),
+                    kInvalidModel,
+                    "shape ",
+                    shape_string(shape),
+                    " has more than 2^63 elements");
   }
   return product;
 }
@@ -35,8 +38,13 @@ Shape broadcast_shapes(const Shape& a, const Shape& b) {
     // Right-aligned: i counts from the last dim.
     const int64_t da = i < a.size() ? a[a.size() - 1 - i] : 1;
     const int64_t db = i < b.size() ? b[b.size() - 1 - i] : 1;
-    TRAINRT_REQUIRE(da == db || da == 1 || db == 1, kInvalidModel, "shapes ", shape_string(a),
-                    " and ", shape_string(b), " do not broadcast");
+    TRAINRT_REQUIRE(da == db || da == 1 || db == 1,
+                    kInvalidModel,
+                    "shapes ",
+                    shape_string(a),
+                    " and ",
+                    shape_string(b),
+                    " do not broadcast");
     out[out.size() - 1 - i] = da == 1 ? db : da;
   }
   return out;
@@ -53,8 +61,13 @@ Shape broadcast_strides(const Shape& shape, const Shape& target) {
 }
 
 int normalize_axis(int64_t axis, int ndim) {
-  TRAINRT_REQUIRE(axis >= -ndim && axis < ndim, kInvalidModel, "axis ", axis,
-                  " is outside a tensor of ", ndim, " dimensions");
+  TRAINRT_REQUIRE(axis >= -ndim && axis < ndim,
+                  kInvalidModel,
+                  "axis ",
+                  axis,
+                  " is outside a tensor of ",
+                  ndim,
+                  " dimensions");
   return static_cast<int>(axis < 0 ? axis + ndim : axis);
 }
 

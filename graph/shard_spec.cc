@@ -137,9 +137,18 @@ Factors::Factors(const OpContext& op, std::string_view equation) {
     TensorFactors factors;
     if (!is_absent(tensors[i])) {
       const ParsedTensor dims = expand_ellipsis(tensors[i], shapes[i], widest);
-      TRAINRT_CHECK(dims.size() == shapes[i].size(), op.node().name, " (", op.node().op_type,
-                    "): equation '", equation, "' tensor ", i, " has ", dims.size(),
-                    " dims, its shape is ", shape_string(shapes[i]));
+      TRAINRT_CHECK(dims.size() == shapes[i].size(),
+                    op.node().name,
+                    " (",
+                    op.node().op_type,
+                    "): equation '",
+                    equation,
+                    "' tensor ",
+                    i,
+                    " has ",
+                    dims.size(),
+                    " dims, its shape is ",
+                    shape_string(shapes[i]));
       for (size_t d = 0; d < dims.size(); ++d) {
         DimFactors dim;
         for (const std::string& name : dims[d]) {
@@ -271,7 +280,9 @@ Factors& Factors::linear(std::vector<std::vector<int>> sets) {
 
 Factors::operator ShardingRule() const {
   for (const Factor& factor : rule_.factors) {
-    TRAINRT_CHECK(factor.size > 0 || factor.kind == FactorKind::kWhole, "factor '", factor.name,
+    TRAINRT_CHECK(factor.size > 0 || factor.kind == FactorKind::kWhole,
+                  "factor '",
+                  factor.name,
                   "' has no known size");
   }
   return rule_;

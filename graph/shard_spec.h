@@ -34,12 +34,12 @@ struct Factor {
   ReductionKind reduction = ReductionKind::kSum;
 };
 
-using DimFactors = std::vector<int>;           // indices into ShardingRule::factors, major first
+using DimFactors = std::vector<int>;            // indices into ShardingRule::factors, major first
 using TensorFactors = std::vector<DimFactors>;  // one entry per dim
 
 struct ShardingRule {
   std::vector<Factor> factors;
-  std::vector<TensorFactors> inputs;   // one entry per input; empty TensorFactors for absent ones
+  std::vector<TensorFactors> inputs;  // one entry per input; empty TensorFactors for absent ones
   std::vector<TensorFactors> outputs;
   // Sets of inputs in which the operator is linear taken together: when exactly the inputs of one
   // set are `partial` sums, the outputs are partial sums. MatMul: {{0}, {1}}; Add: {{0, 1}}.
@@ -65,8 +65,8 @@ using LocalizeFn = std::function<Attributes(const OpContext& op, const FactorSha
 //   Factors(op, "b m k, b k n -> b m n").reduction("k").linear({{0}, {1}})
 // One letter-word per dim; "(h d)" makes a dim the product of h and d (sizes of all but one factor
 // of a product must be known from elsewhere or given by size()); "1" is a dim without a factor;
-// "..." stands for leading dims aligned from the right as in broadcasting (dims of size 1 then carry
-// no factor). An input that is absent is written as "_".
+// "..." stands for leading dims aligned from the right as in broadcasting (dims of size 1 then
+// carry no factor). An input that is absent is written as "_".
 class Factors {
  public:
   Factors(const OpContext& op, std::string_view equation);

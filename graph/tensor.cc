@@ -61,7 +61,10 @@ Tensor Tensor::clone() const {
 Tensor Tensor::reshaped(Shape shape) const {
   Tensor view = *this;
   view.shape_ = std::move(shape);
-  TRAINRT_CHECK(view.num_elements() == num_elements(), "reshape ", shape_string(shape_), " to ",
+  TRAINRT_CHECK(view.num_elements() == num_elements(),
+                "reshape ",
+                shape_string(shape_),
+                " to ",
                 shape_string(view.shape_));
   return view;
 }
@@ -83,9 +86,13 @@ Tensor Tensor::cast(DType dtype) const {
   return copy;
 }
 
-std::vector<int64_t> Tensor::to_int64() const { return to_vector<int64_t>(*this); }
+std::vector<int64_t> Tensor::to_int64() const {
+  return to_vector<int64_t>(*this);
+}
 
-std::vector<double> Tensor::to_double() const { return to_vector<double>(*this); }
+std::vector<double> Tensor::to_double() const {
+  return to_vector<double>(*this);
+}
 
 bool identical(const Tensor& a, const Tensor& b) {
   return a.dtype() == b.dtype() && a.shape() == b.shape() &&

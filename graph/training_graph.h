@@ -19,24 +19,24 @@ namespace trainrt {
 
 // What the loss is. `auto` is resolved by resolve_loss() and never reaches build_training_graph().
 struct LossSpec {
-  std::string kind = "auto";    // softmax_cross_entropy nll mse bce_with_logits l1 output
-  std::string output;           // graph output the loss reads, or the scalar itself for `output`
-  std::string labels;           // name of the label input (added to the graph when it has none)
-  bool next_token = false;      // labels are the input shifted by one (language models)
+  std::string kind = "auto";  // softmax_cross_entropy nll mse bce_with_logits l1 output
+  std::string output;         // graph output the loss reads, or the scalar itself for `output`
+  std::string labels;         // name of the label input (added to the graph when it has none)
+  bool next_token = false;    // labels are the input shifted by one (language models)
   int64_t ignore_index = -100;
   DType labels_dtype = DType::kInt64;
-  Shape labels_shape;           // at the graph's micro-batch size
+  Shape labels_shape;  // at the graph's micro-batch size
 };
 
 struct OptimizerSpec {
-  std::string name = "adamw";   // sgd momentum adam adamw adagrad lamb
+  std::string name = "adamw";  // sgd momentum adam adamw adagrad lamb
   double weight_decay = 0.01;
   double momentum = 0.9;
   bool nesterov = false;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  double clip_norm = 0;         // 0: no clipping
+  double clip_norm = 0;  // 0: no clipping
 };
 
 struct TrainingSpec {

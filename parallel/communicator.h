@@ -1,12 +1,12 @@
 // Collectives between the ranks of one group. Implementations: thread (ranks as threads of one
 // process), gloo (CPU processes), nccl (GPUs).
 //
-// Every call is blocking for the host unless the implementation says otherwise (nccl enqueues on the
-// stream given at creation), is made by every rank of the group in the same order, and ends within
-// the deadline or throws kCommunication naming the collective, its sequence number, the ranks that
-// are missing and, if a rank failed first, that rank and its reason. After a throw the communicator
-// is unusable. Sums are taken in rank order (rank 0 first) in the tensors' own dtype; bit-identical
-// on all ranks and between runs.
+// Every call is blocking for the host unless the implementation says otherwise (nccl enqueues on
+// the stream given at creation), is made by every rank of the group in the same order, and ends
+// within the deadline or throws kCommunication naming the collective, its sequence number, the
+// ranks that are missing and, if a rank failed first, that rank and its reason. After a throw the
+// communicator is unusable. Sums are taken in rank order (rank 0 first) in the tensors' own dtype;
+// bit-identical on all ranks and between runs.
 #pragma once
 
 #include <chrono>

@@ -92,9 +92,8 @@ std::vector<std::string> near_names(std::string_view word,
       scored.emplace_back(distance, item);
     }
   }
-  std::stable_sort(scored.begin(), scored.end(), [](const auto& a, const auto& b) {
-    return a.first < b.first;
-  });
+  std::stable_sort(
+      scored.begin(), scored.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> names;
   for (size_t i = 0; i < std::min(limit, scored.size()); ++i) {
     names.push_back(scored[i].second);
@@ -114,13 +113,17 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 
 namespace internal {
 
-void check_failed(const char* file,
-                  int line,
-                  const char* condition,
-                  const std::string& message) {
+void check_failed(const char* file, int line, const char* condition, const std::string& message) {
   throw Error(ErrorCode::kInternal,
-              concat("internal error at ", file, ":", line, ": check '", condition, "' failed",
-                     message.empty() ? "" : ": ", message));
+              concat("internal error at ",
+                     file,
+                     ":",
+                     line,
+                     ": check '",
+                     condition,
+                     "' failed",
+                     message.empty() ? "" : ": ",
+                     message));
 }
 
 }  // namespace internal

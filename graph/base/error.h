@@ -89,10 +89,10 @@ namespace internal {
   throw ::trainrt::Error(::trainrt::ErrorCode::code, ::trainrt::concat(__VA_ARGS__))
 
 // A bug of ours: on in release builds too, reports file and line.
-#define TRAINRT_CHECK(condition, ...)                                              \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      ::trainrt::internal::check_failed(                                           \
+#define TRAINRT_CHECK(condition, ...)                                                        \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      ::trainrt::internal::check_failed(                                                     \
           __FILE__, __LINE__, #condition, ::trainrt::concat("" __VA_OPT__(, ) __VA_ARGS__)); \
-    }                                                                              \
+    }                                                                                        \
   } while (false)

@@ -25,9 +25,13 @@ const char* label(LogLevel level) {
 
 }  // namespace
 
-void set_log_level(LogLevel level) { g_level = level; }
+void set_log_level(LogLevel level) {
+  g_level = level;
+}
 
-void set_log_prefix(std::string prefix) { t_prefix = std::move(prefix); }
+void set_log_prefix(std::string prefix) {
+  t_prefix = std::move(prefix);
+}
 
 void log_message(LogLevel level, const std::string& message) {
   if (level < g_level) {

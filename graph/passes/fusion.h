@@ -1,5 +1,6 @@
-// Pattern fusion: decomposed LayerNorm, GELU, attention ... become single operators before autodiff,
-// or their gradients would keep five tensors too many. The patterns stand in the operators' files.
+// Pattern fusion: decomposed LayerNorm, GELU, attention ... become single operators before
+// autodiff, or their gradients would keep five tensors too many. The patterns stand in the
+// operators' files.
 #pragma once
 
 #include <optional>

@@ -49,8 +49,13 @@ std::vector<NodeId> topological_order(const Graph& graph, const std::vector<int>
   }
   if (static_cast<int>(order.size()) != graph.num_nodes()) {
     for (NodeId id = 0; id < graph.num_nodes(); ++id) {
-      TRAINRT_REQUIRE(missing[static_cast<size_t>(id)] == 0, kInvalidModel, "node '",
-                      graph.node(id).name, "' (", graph.node(id).op_type, ") is part of a cycle");
+      TRAINRT_REQUIRE(missing[static_cast<size_t>(id)] == 0,
+                      kInvalidModel,
+                      "node '",
+                      graph.node(id).name,
+                      "' (",
+                      graph.node(id).op_type,
+                      ") is part of a cycle");
     }
   }
   return order;

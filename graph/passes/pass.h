@@ -1,4 +1,5 @@
-// Small whole-graph transformations that everybody needs. Each returns a new graph and leaves names.
+// Small whole-graph transformations that everybody needs. Each returns a new graph and leaves
+// names.
 #pragma once
 
 #include <vector>
