@@ -51,7 +51,7 @@ BroadcastLoops broadcast_loops(const Shape& target, std::span<const Shape* const
   return merge_loops(target, std::span(strides).first(shapes.size()));
 }
 
-RowCursor::RowCursor(const BroadcastLoops& loops, int64_t row) : loops_(loops) {
+RowCursor::RowCursor(const BroadcastLoops& loops, int64_t row) : loops_(&loops) {
   for (int d = loops.ndim - 2; d >= 0; --d) {
     const size_t dim = static_cast<size_t>(d);
     index_[dim] = row % loops.dims[dim];
@@ -63,18 +63,18 @@ RowCursor::RowCursor(const BroadcastLoops& loops, int64_t row) : loops_(loops) {
 }
 
 void RowCursor::next() {
-  for (int d = loops_.ndim - 2; d >= 0; --d) {
+  for (int d = loops_->ndim - 2; d >= 0; --d) {
     const size_t dim = static_cast<size_t>(d);
-    if (++index_[dim] < loops_.dims[dim]) {
-      for (int i = 0; i < loops_.num_operands; ++i) {
-        offsets_[static_cast<size_t>(i)] += loops_.strides[static_cast<size_t>(i)][dim];
+    if (++index_[dim] < loops_->dims[dim]) {
+      for (int i = 0; i < loops_->num_operands; ++i) {
+        offsets_[static_cast<size_t>(i)] += loops_->strides[static_cast<size_t>(i)][dim];
       }
       return;
     }
     index_[dim] = 0;
-    for (int i = 0; i < loops_.num_operands; ++i) {
+    for (int i = 0; i < loops_->num_operands; ++i) {
       offsets_[static_cast<size_t>(i)] -=
-          (loops_.dims[dim] - 1) * loops_.strides[static_cast<size_t>(i)][dim];
+          (loops_->dims[dim] - 1) * loops_->strides[static_cast<size_t>(i)][dim];
     }
   }
 }

@@ -43,7 +43,7 @@ class RowCursor {
   void next();
 
  private:
-  const BroadcastLoops& loops_;
+  const BroadcastLoops* loops_;
   std::array<int64_t, kMaxDims> index_{};
   std::array<int64_t, kMaxOperands> offsets_{};
 };

@@ -28,7 +28,8 @@ struct Operand {
   const std::byte* data;
   DType dtype;
   int64_t bytes;
-  bool dense;  // walks exactly like the output
+  bool dense;     // walks exactly like the output
+  bool periodic;  // has strides in the innermost dim alone
 };
 
 // One launch; lives on the stack of the caller of parallel_for.
@@ -98,63 +99,64 @@ struct Launch {
     }
   }
 
+  // Chunks are whole multiples of the innermost dim, so that an operand without outer strides (a
+  // bias) repeats itself from chunk to chunk and is gathered once.
   void run_gathered(int64_t begin, int64_t end) const {
     const int64_t inner = loops.inner();
+    const int64_t chunk = kChunk / inner * inner;
+    const int64_t column = begin % inner;  // every chunk starts at this column
     RowCursor row(loops, begin / inner);
-    int64_t column = begin % inner;
     Buffer gathered[kMaxOperands];
-    for (int64_t index = begin; index < end;) {
-      const int64_t n = std::min(kChunk, end - index);
-      for (int64_t done = 0; done < n;) {
-        const int64_t run = std::min(inner - column, n - done);
-        for (int i = 0; i < num_inputs; ++i) {
-          const Operand& input = inputs[static_cast<size_t>(i)];
-          if (!input.dense) {
-            const int64_t stride = loops.inner_stride(i);
-            gather(input,
-                   row.offset(i) + column * stride,
-                   stride,
-                   run,
-                   gathered[i].bytes + done * input.bytes);
-          }
-        }
-        done += run;
-        column += run;
-        if (column == inner) {
-          column = 0;
-          row.next();
-        }
-      }
+    for (int64_t index = begin; index < end; index += chunk) {
+      const int64_t n = std::min(chunk, end - index);
       const std::byte* in[kMaxOperands];
+      RowCursor next = row;
       for (int i = 0; i < num_inputs; ++i) {
         const Operand& input = inputs[static_cast<size_t>(i)];
         in[i] = input.dense ? input.data + index * input.bytes : gathered[i].bytes;
+        if (!input.dense && (index == begin || !input.periodic)) {
+          next = gather(i, row, column, n, gathered[i].bytes);
+        }
       }
       apply(in, 0, index, n);
-      index += n;
+      row = next;
     }
   }
 
-  static void gather(
-      const Operand& input, int64_t offset, int64_t stride, int64_t n, std::byte* to) {
-    const auto copy = [&](auto tag) {
-      using Word = decltype(tag);
-      const Word* from = reinterpret_cast<const Word*>(input.data) + offset;
-      Word* words = reinterpret_cast<Word*>(to);
-      for (int64_t i = 0; i < n; ++i) {
-        words[i] = from[i * stride];
-      }
-    };
-    switch (input.bytes) {
+  // n elements of operand i from (row, column) on; returns the row after them.
+  RowCursor gather(int i, RowCursor row, int64_t column, int64_t n, std::byte* to) const {
+    switch (inputs[static_cast<size_t>(i)].bytes) {
       case 1:
-        return copy(uint8_t{});
+        return gather_words<uint8_t>(i, row, column, n, to);
       case 2:
-        return copy(uint16_t{});
+        return gather_words<uint16_t>(i, row, column, n, to);
       case 4:
-        return copy(uint32_t{});
+        return gather_words<uint32_t>(i, row, column, n, to);
       default:
-        return copy(uint64_t{});
+        return gather_words<uint64_t>(i, row, column, n, to);
     }
+  }
+
+  template <typename Word>
+  RowCursor gather_words(int i, RowCursor row, int64_t column, int64_t n, std::byte* to) const {
+    const Word* data = reinterpret_cast<const Word*>(inputs[static_cast<size_t>(i)].data);
+    Word* words = reinterpret_cast<Word*>(to);
+    const int64_t inner = loops.inner();
+    const int64_t stride = loops.inner_stride(i);
+    for (int64_t done = 0; done < n;) {
+      const int64_t run = std::min(inner - column, n - done);
+      const Word* from = data + row.offset(i) + column * stride;
+      for (int64_t j = 0; j < run; ++j) {
+        words[done + j] = from[j * stride];
+      }
+      done += run;
+      column += run;
+      if (column == inner) {
+        column = 0;
+        row.next();
+      }
+    }
+    return row;
   }
 };
 
@@ -171,10 +173,17 @@ Launch make_launch(KernelContext& context, InnerLoop loop, const void* functor) 
     launch.inputs[static_cast<size_t>(i)] = {static_cast<const std::byte*>(context.raw_input(i)),
                                              context.input_dtype(i),
                                              dtype_bytes(context.input_dtype(i)),
-                                             context.input_shape(i) == context.output_shape(0)};
+                                             context.input_shape(i) == context.output_shape(0),
+                                             true};
   }
   launch.loops = broadcast_loops(context.output_shape(0),
                                  std::span(shapes).first(static_cast<size_t>(launch.num_inputs)));
+  for (int i = 0; i < launch.num_inputs; ++i) {
+    for (int d = 0; d + 1 < launch.loops.ndim; ++d) {
+      const int64_t stride = launch.loops.strides[static_cast<size_t>(i)][static_cast<size_t>(d)];
+      launch.inputs[static_cast<size_t>(i)].periodic &= stride == 0;
+    }
+  }
   launch.out = static_cast<std::byte*>(context.raw_output(0));
   launch.out_dtype = context.output_dtype(0);
   launch.out_bytes = dtype_bytes(launch.out_dtype);

@@ -13,6 +13,10 @@
 
 #include "ops/broadcast.h"
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 namespace trainrt {
 
 namespace {
@@ -72,7 +76,78 @@ void copy_rows(KernelContext& context, const Copy& copy) {
   });
 }
 
-// The last two dims are (a, b) with destination strides (x, 1) and source strides (1, y).
+// block[r][c] = from[c * stride + r] for a full tile. Columns are read in groups whose pieces of
+// the tile's rows are then in registers or the first-level cache.
+template <typename Word>
+void transpose_tile(Word (&block)[kTile][kTile], const Word* from, int64_t stride) {
+  for (int64_t c = 0; c < kTile; ++c) {
+    for (int64_t r = 0; r < kTile; ++r) {
+      block[r][c] = from[c * stride + r];
+    }
+  }
+}
+
+#ifdef __AVX__
+// 8 x 8 words by three rounds of shuffles: pairs, quadruples, halves of the register.
+void transpose_8x8(float* to, int64_t to_stride, const float* from, int64_t from_stride) {
+  __m256 in[8], pairs[8], quads[8];
+  for (int i = 0; i < 8; ++i) {
+    in[i] = _mm256_loadu_ps(from + i * from_stride);
+  }
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * to_stride,
+                     _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31));
+  }
+}
+
+// Only moves bits, so that integers may pass as floats.
+void transpose_tile(uint32_t (&block)[kTile][kTile], const uint32_t* from, int64_t stride) {
+  for (int64_t c = 0; c < kTile; c += 8) {
+    for (int64_t r = 0; r < kTile; r += 8) {
+      transpose_8x8(reinterpret_cast<float*>(&block[r][c]),
+                    kTile,
+                    reinterpret_cast<const float*>(from + c * stride + r),
+                    stride);
+    }
+  }
+}
+#endif
+
+// One tile of the last two dims (a, b), which have destination strides (x, 1) and source strides
+// (1, y).
+template <typename Word>
+void copy_tile(Word* to,
+               int64_t to_stride,
+               const Word* from,
+               int64_t from_stride,
+               int64_t num_rows,
+               int64_t num_columns) {
+  alignas(64) Word block[kTile][kTile];
+  if (num_rows == kTile && num_columns == kTile) {
+    transpose_tile(block, from, from_stride);
+  } else {
+    for (int64_t c = 0; c < num_columns; ++c) {
+      for (int64_t r = 0; r < num_rows; ++r) {
+        block[r][c] = from[c * from_stride + r];
+      }
+    }
+  }
+  for (int64_t r = 0; r < num_rows; ++r) {
+    std::memcpy(to + r * to_stride, block[r], static_cast<size_t>(num_columns) * sizeof(Word));
+  }
+}
+
 template <typename Word>
 void copy_transposed(KernelContext& context, const Copy& copy) {
   const BroadcastLoops& loops = copy.loops;
@@ -90,23 +165,16 @@ void copy_transposed(KernelContext& context, const Copy& copy) {
     const int64_t from_stride = loops.inner_stride(1);
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first_row = tile % row_tiles * kTile;
-      const int64_t num_rows = std::min(kTile, rows - first_row);
       const RowCursor cursor(loops, tile / row_tiles * rows + first_row);
       Word* to = reinterpret_cast<Word*>(copy.to) + cursor.offset(0);
       const Word* from = reinterpret_cast<const Word*>(copy.from) + cursor.offset(1);
       for (int64_t first = 0; first < columns; first += kTile) {
-        const int64_t num_columns = std::min(kTile, columns - first);
-        Word block[kTile][kTile];
-        for (int64_t c = 0; c < num_columns; ++c) {
-          for (int64_t r = 0; r < num_rows; ++r) {
-            block[r][c] = from[(first + c) * from_stride + r];
-          }
-        }
-        for (int64_t r = 0; r < num_rows; ++r) {
-          std::memcpy(to + r * to_stride + first,
-                      block[r],
-                      static_cast<size_t>(num_columns) * sizeof(Word));
-        }
+        copy_tile(to + first,
+                  to_stride,
+                  from + first * from_stride,
+                  from_stride,
+                  std::min(kTile, rows - first_row),
+                  std::min(kTile, columns - first));
       }
     }
   });
