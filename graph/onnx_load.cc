@@ -58,7 +58,7 @@ std::ifstream open_file(const std::string& path) {
 }
 
 void parse_binary(std::istream& in, onnx::ModelProto& model) {
-  google::protobuf::io::IstreamInputStream bytes(&in);
+  google::protobuf::io::IstreamInputStream bytes(&in, 1 << 20);
   google::protobuf::io::CodedInputStream stream(&bytes);
   stream.SetTotalBytesLimit(INT_MAX);
   const bool parsed = model.ParseFromCodedStream(&stream) && stream.ConsumedEntireMessage();
