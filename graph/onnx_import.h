@@ -64,6 +64,8 @@ class OnnxModel {
   // training_info bindings, dangling names, cycles, duplicate names).
   static OnnxModel load(const std::string& path);
   static OnnxModel parse_text(const std::string& text, const std::string& folder = ".");
+  OnnxModel(const OnnxModel&) = delete;
+  OnnxModel& operator=(const OnnxModel&) = delete;
   OnnxModel(OnnxModel&&) noexcept;
   OnnxModel& operator=(OnnxModel&&) noexcept;
   ~OnnxModel();
