@@ -329,7 +329,7 @@ TEST_P(PlanEquivalenceTest, TensorRanksTrainAsOneDevice) {
 INSTANTIATE_TEST_SUITE_P(Models,
                          PlanEquivalenceTest,
                          ::testing::Values("mlp", "gpt"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace
 }  // namespace trainrt::testing
