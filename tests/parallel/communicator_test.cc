@@ -254,8 +254,8 @@ TEST_P(CommunicatorTest, RanksThatCallDifferentCollectivesAreTold) {
 INSTANTIATE_TEST_SUITE_P(Thread,
                          CommunicatorTest,
                          testing::Values(CommunicatorKind{"thread", make_thread_communicators}),
-                         [](const testing::TestParamInfo<CommunicatorKind>& info) {
-                           return info.param.name;
+                         [](const testing::TestParamInfo<CommunicatorKind>& tested) {
+                           return tested.param.name;
                          });
 
 }  // namespace

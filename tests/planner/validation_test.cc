@@ -60,8 +60,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Bar{"torchtitan.csv", 10, 0.08, 1, 0.01, 0.03, 0},
                       Bar{"bigscience_a100_topology.csv", 47, 0.11, 0.27, 0.04, 0.22, 0},
                       Bar{"amp_t4_v100_mixed.csv", 90, 0.22, 1, 0.13, 0.15, 0.4}),
-    [](const auto& info) {
-      std::string name = info.param.file;
+    [](const auto& tested) {
+      std::string name = tested.param.file;
       for (char& c : name) {
         c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
       }
