@@ -1,4 +1,6 @@
 // A file becomes an OnnxModel: read, told apart (binary or text), parsed, sorted, validated.
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl.h>
 #include <onnx/defs/parser.h>
 
 #include <cerrno>
@@ -9,8 +11,6 @@
 #include <iterator>
 #include <sstream>
 
-#include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/io/zero_copy_stream_impl.h"
 #include "graph/base/log.h"
 #include "graph/onnx_model.h"
 #include "graph/onnx_validate.h"

@@ -6,11 +6,11 @@
 // since oneDNN cuts work by that number when it makes one.
 #pragma once
 
+#include <dnnl.hpp>
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "dnnl.hpp"
 #include "graph/op_def.h"
 
 namespace trainrt::onednn {

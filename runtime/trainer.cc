@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "graph/base/log.h"
 #include "graph/onnx_export.h"
@@ -264,9 +265,15 @@ void RankRunner::export_model() {
     TRAINRT_CHECK(gathered.has_value());
     whole = [&](const std::string& name) { return gathered->read(name); };
   }
+  // The file also has constants, which no rank holds: they stay as they are.
+  const std::vector<std::string> names = gathered ? gathered->names() : store_.names();
+  const std::set<std::string> held(names.begin(), names.end());
   export_trained(
       *run_.job.model,
       [&](const std::string& name) {
+        if (held.count(name) == 0) {
+          return Tensor();
+        }
         const auto type = run_.job.model_types.find(name);
         const Tensor value = whole(name);
         return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);

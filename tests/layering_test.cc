@@ -43,7 +43,8 @@ const std::vector<ThirdParty> kThirdParties = {
     {std::regex("gloo/.*"), {"parallel"}},
     {std::regex("CLI/.*"), {"runtime"}},
     {std::regex("(Eigen|unsupported/Eigen)/.*"), {"ops"}},
-    {std::regex("omp\\.h"), {"runtime"}},
+    // Threads of a rank are set where ranks start (runtime) and where oneDNN is called (ops).
+    {std::regex("omp\\.h"), {"ops", "runtime"}},
 };
 const std::regex kOnnxHeader("(onnx|google/protobuf)/.*");
 const std::regex kCudaHeader(
