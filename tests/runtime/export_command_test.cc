@@ -29,7 +29,7 @@ TEST(ExportCommandTest, TheExportedModelIsTheTrainedOne) {
     const ProgramResult run = run_trainrt({"run",
                                            model,
                                            "--steps",
-                                           "30",
+                                           "60",
                                            "--batch-size",
                                            "32",
                                            "--devices",
