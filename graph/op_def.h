@@ -64,6 +64,14 @@ struct Inplace {
   bool always = false;
 };
 
+// What mixed precision does with the operator's floating-point tensors (graph/passes/precision).
+enum class PrecisionRule : uint8_t {
+  kFull,       // computed in float32 from float32
+  kLow,        // in the low type: matrix products, convolutions
+  kFollow,     // in the widest type of its activations; parameters are cast to that
+  kLowResult,  // computed in float32, its result rounded to the low type: embeddings
+};
+
 // A small, complete use of the operator, from which its tests are generated: fast against reference
 // kernel, gradient against finite differences, sharded against whole, cost above zero.
 struct OpExample {
@@ -103,6 +111,7 @@ struct OpDef {
   // Output 0 is input 0 under another shape (Reshape): the memory plan may give both one address
   // even when both live on. The kernel copies only when the addresses differ.
   bool view = false;
+  PrecisionRule precision = PrecisionRule::kFull;
   std::function<int64_t(const OpContext&, const DeviceSpec&)> workspace =
       {};                  // bytes, pure function
   Kernel cpu_kernel = {};  // the fast kernel; absent: the reference kernel is good enough
