@@ -1,5 +1,5 @@
-// OnnxModel::bind: translation, if need be twice (see onnx_baked_batch.h), then folding and
-// fusions.
+// OnnxModel::bind: translation, if need be twice (see onnx_baked_batch.h), then folding, the places
+// of random draws, and fusions.
 #include "graph/onnx_bind.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "graph/onnx_tensor.h"
 #include "graph/passes/constant_folding.h"
 #include "graph/passes/fusion.h"
+#include "graph/passes/sample_rows.h"
 #include "graph/verifier.h"
 
 namespace trainrt {
@@ -181,6 +182,18 @@ std::string unsupported_message(const std::vector<UnsupportedOp>& ops) {
 
 }  // namespace
 
+void place_draws(const OnnxModel::Impl& model, Graph& graph) {
+  const std::vector<std::string> lost = locate_samples(graph);
+  if (!lost.empty() && !model.warned_of_draws.exchange(true)) {
+    log_warning("node '",
+                lost[0],
+                "'",
+                lost.size() > 1 ? concat(" and ", lost.size() - 1, " more") : std::string(),
+                " draws random numbers for a tensor whose samples cannot be told apart: its "
+                "draws depend on the micro-batch size");
+  }
+}
+
 void require_supported(const std::vector<UnsupportedOp>& ops) {
   TRAINRT_REQUIRE(ops.empty(), kUnsupported, unsupported_message(ops));
 }
@@ -190,6 +203,7 @@ Graph OnnxModel::bind(const BindOptions& options) const {
   require_supported(binding.unsupported);
   Graph graph = fold_constants(binding.graph);
   verify(graph, "import");
+  place_draws(*impl_, graph);
   if (options.fuse) {
     run_fusions(graph);
     verify(graph, "fusion");

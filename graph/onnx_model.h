@@ -33,7 +33,9 @@ struct OnnxModel::Impl {
   std::map<std::string, const onnx::FunctionProto*> functions;  // by function_key
   std::vector<ModelInput> inputs;  // main graph, without those that are initializers
   std::vector<std::string> outputs;
-  mutable std::atomic<bool> warned_of_baked_batch = false;  // once is enough
+  // Warnings that a model gives once, however often it is bound.
+  mutable std::atomic<bool> warned_of_baked_batch = false;
+  mutable std::atomic<bool> warned_of_draws = false;
 
   const onnx::GraphProto& graph() const { return proto->graph(); }
 

@@ -215,6 +215,7 @@ class TrainingInfoBuilder {
       require_supported(translator_.unsupported());
     }
     const ValueId y = found.value();
+    place_draws(merged_, graph_);
     loss_ = loss_of_scalar(graph_, y);
     const ValueId seed = graph_.add_input(runtime_input::kLossSeed, {DType::kFloat64, {}});
     const std::vector<std::vector<ValueId>> uses =

@@ -70,7 +70,7 @@ void upgrade(UpgradeContext& u) {
     return;
   }
   Attributes attributes = {{"ratio", ratio}};
-  set_random_attributes(attributes, u.node_name(), u.attributes().get_float("seed", 0), 0);
+  set_random_stream(attributes, u.node_name(), u.attributes().get_float("seed", 0));
   if (u.wants_output(1)) {
     attributes.set("with_mask", int64_t{1});
   }

@@ -4,8 +4,7 @@
 //   RandomNormal()   -> [shape]   mean, scale, shape, dtype
 //   Bernoulli(p)     -> like p    dtype; true with probability p
 //
-// The ...Like forms of ONNX become the plain ones. Their shape is that of a tensor whose first axis
-// is taken for the batch: stochastic depth draws one number per sample.
+// The ...Like forms of ONNX become the plain ones.
 #include "graph/random.h"
 
 #include "graph/upgrade.h"
@@ -83,18 +82,13 @@ void upgrade_random(UpgradeContext& u) {
       attributes.set(name, u.attributes().get_float(name));
     }
   }
-  const bool has_axis = like && u.ndim(u.input(0)) > 0;
-  set_random_attributes(
-      attributes, u.node_name(), u.attributes().get_float("seed", 0), has_axis ? 0 : -1);
+  set_random_stream(attributes, u.node_name(), u.attributes().get_float("seed", 0));
   u.set_outputs(u.emit(type, {}, attributes));
 }
 
 void upgrade_bernoulli(UpgradeContext& u) {
   Attributes attributes = {{"dtype", wanted_dtype(u, u.dtype(u.input(0)))}};
-  set_random_attributes(attributes,
-                        u.node_name(),
-                        u.attributes().get_float("seed", 0),
-                        u.ndim(u.input(0)) > 0 ? 0 : -1);
+  set_random_stream(attributes, u.node_name(), u.attributes().get_float("seed", 0));
   u.set_outputs(u.emit("Bernoulli", {u.input(0)}, attributes));
 }
 

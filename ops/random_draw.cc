@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "graph/passes/sample_rows.h"
 #include "graph/random.h"
 
 namespace trainrt {
@@ -47,30 +48,22 @@ void philox_lanes(uint64_t key, uint64_t first_block, uint64_t sample, uint32_t*
   }
 }
 
-// Where the tensor lies in the samples.
-struct Layout {
-  Shape shape;           // of this shard
-  Shape offsets;         // of this shard in the whole tensor
-  Shape sample_strides;  // of the whole tensor, the batch axis counting rows of one sample
-  int batch_axis = -1;
-  int64_t rows = 1;
-  int run_dims = 0;  // the last dims that form a contiguous run
-  int64_t run = 1;
-};
-
-Layout layout_of(const KernelContext& op, const Shape& shape) {
+RandomLayout layout_of(const KernelContext& op, const Shape& shape) {
   const Attributes& attributes = op.attributes();
-  Layout layout;
+  RandomLayout layout;
   layout.shape = shape;
   const int ndim = static_cast<int>(shape.size());
   layout.offsets = attributes.get_ints("offsets", Shape(shape.size(), 0));
   Shape sample = attributes.get_ints("full_shape", shape);
   const Shape full = sample;
-  const int64_t axis = attributes.get_int("batch_axis", -1);
+  const int64_t axis = attributes.get_int(sample_rows::kBatchAxis, -1);
   layout.batch_axis = axis < ndim ? static_cast<int>(axis) : -1;
-  layout.rows = attributes.get_int("rows_per_sample", 1);
   if (layout.batch_axis >= 0) {
-    sample[static_cast<size_t>(layout.batch_axis)] = layout.rows;
+    int64_t& extent = sample[static_cast<size_t>(layout.batch_axis)];
+    layout.rows = attributes.get_int(sample_rows::kRowsPerSample, 1);
+    layout.sample_stride = attributes.get_int(sample_rows::kSampleStride, layout.rows);
+    layout.num_samples = extent / layout.rows;
+    extent = layout.rows;
   }
   layout.sample_strides = row_major_strides(sample);
   for (int d = ndim - 1; d >= 0 && d != layout.batch_axis; --d) {
@@ -84,7 +77,7 @@ Layout layout_of(const KernelContext& op, const Shape& shape) {
 }
 
 // The sample and the first element of run number `index`.
-void locate_run(const Layout& layout, int64_t index, int64_t& sample, int64_t& element) {
+void locate_run(const RandomLayout& layout, int64_t index, int64_t& sample, int64_t& element) {
   sample = 0;
   element = 0;
   const int ndim = static_cast<int>(layout.shape.size());
@@ -96,8 +89,10 @@ void locate_run(const Layout& layout, int64_t index, int64_t& sample, int64_t& e
       index /= layout.shape[i];
     }
     if (d == layout.batch_axis) {
-      sample = position / layout.rows;
-      position %= layout.rows;
+      // The axis is (rows before the samples) x samples x (sample_stride rows).
+      const int64_t stride = layout.sample_stride;
+      sample = position / stride % layout.num_samples;
+      position = position / (stride * layout.num_samples) * stride + position % stride;
     }
     element += position * layout.sample_strides[i];
   }
@@ -105,10 +100,7 @@ void locate_run(const Layout& layout, int64_t index, int64_t& sample, int64_t& e
 
 }  // namespace
 
-void set_random_attributes(Attributes& attributes,
-                           const std::string& node_name,
-                           double onnx_seed,
-                           int batch_axis) {
+void set_random_stream(Attributes& attributes, const std::string& node_name, double onnx_seed) {
   uint64_t stream = hash_name(node_name);
   if (onnx_seed != 0) {
     uint64_t bits;
@@ -116,26 +108,20 @@ void set_random_attributes(Attributes& attributes,
     stream = mix_keys(stream, bits);
   }
   attributes.set("rng_stream", static_cast<int64_t>(stream));
-  attributes.set("batch_axis", int64_t{batch_axis});
-  attributes.set("rows_per_sample", int64_t{1});
 }
 
-RandomRows::RandomRows(const KernelContext& op, const Shape& shape) {
-  const Layout layout = layout_of(op, shape);
-  shape_ = layout.shape;
-  offsets_ = layout.offsets;
-  strides_ = layout.sample_strides;
-  batch_axis_ = layout.batch_axis;
-  rows_per_sample_ = layout.rows;
+RandomRows::RandomRows(const KernelContext& op, const Shape& shape)
+    : layout_(layout_of(op, shape)) {
+  layout_.run_dims = 1;
+  layout_.run = shape.back();
   const uint64_t stream = static_cast<uint64_t>(op.attributes().get_int("rng_stream", 0));
   key_ = mix_keys(mix_keys(op.step().seed, op.step().step), stream);
-  first_sample_ = layout.batch_axis >= 0 ? op.step().first_sample : 0;
+  first_sample_ = layout_.batch_axis >= 0 ? op.step().first_sample : 0;
 }
 
 const uint32_t* RandomRows::draw(int64_t row, int64_t n, uint32_t* words) const {
-  Layout layout{shape_, offsets_, strides_, batch_axis_, rows_per_sample_, 1, shape_.back()};
   int64_t sample, element;
-  locate_run(layout, row, sample, element);
+  locate_run(layout_, row, sample, element);
   for (int64_t w = 0; w < element % 4 + n; w += 4 * kLanes) {
     philox_lanes(key_,
                  static_cast<uint64_t>(element / 4 + w / 4),
@@ -148,7 +134,7 @@ const uint32_t* RandomRows::draw(int64_t row, int64_t n, uint32_t* words) const 
 void draw_words(KernelContext& op,
                 const Shape& shape,
                 const std::function<void(int64_t, const uint32_t*, int64_t)>& fn) {
-  const Layout layout = layout_of(op, shape);
+  const RandomLayout layout = layout_of(op, shape);
   const uint64_t stream = static_cast<uint64_t>(op.attributes().get_int("rng_stream"));
   const uint64_t key = mix_keys(mix_keys(op.step().seed, op.step().step), stream);
   const uint64_t first_sample = layout.batch_axis >= 0 ? op.step().first_sample : 0;

@@ -2,9 +2,8 @@
 // the node, global sample, index of the element within the unsharded sample) and of nothing else:
 // micro-batches, ranks, threads and recompute cannot change it.
 //
-// Attributes: `rng_stream`; `batch_axis` (-1: the tensor belongs to no sample) and
-// `rows_per_sample` (the batch axis may enumerate rows of a sample, as in [batch * tokens,
-// features]); on a shard also `offsets` and `full_shape`, written by localize_random.
+// Attributes: `rng_stream`; where the samples lie (graph/passes/sample_rows.h); on a shard also
+// `offsets` and `full_shape`, written by localize_random.
 #pragma once
 
 #include <functional>
@@ -13,18 +12,27 @@
 
 namespace trainrt {
 
-// rng_stream (from the node's stable name and ONNX's optional seed), batch_axis and
-// rows_per_sample.
-void set_random_attributes(Attributes& attributes,
-                           const std::string& node_name,
-                           double onnx_seed,
-                           int batch_axis);
+// Sets `rng_stream` from the node's stable name and ONNX's optional seed.
+void set_random_stream(Attributes& attributes, const std::string& node_name, double onnx_seed);
 
 // Calls fn(begin, words, n): `words` are 4-byte uniform draws of the elements [begin, begin + n) of
 // the tensor of this shape. In parallel.
 void draw_words(KernelContext& op,
                 const Shape& shape,
                 const std::function<void(int64_t begin, const uint32_t* words, int64_t n)>& fn);
+
+// Where a tensor lies in the samples.
+struct RandomLayout {
+  Shape shape;           // of this shard
+  Shape offsets;         // of this shard in the whole tensor
+  Shape sample_strides;  // of the whole tensor, the batch axis counting rows of one sample
+  int batch_axis = -1;
+  int64_t rows = 1;           // of a sample along the batch axis
+  int64_t sample_stride = 1;  // rows from one sample to the next
+  int64_t num_samples = 1;
+  int run_dims = 0;  // the last dims that form a contiguous run
+  int64_t run = 1;
+};
 
 // The same draws row by row (last dim), for kernels that make their tensor piece by piece.
 class RandomRows {
@@ -36,9 +44,7 @@ class RandomRows {
   const uint32_t* draw(int64_t row, int64_t n, uint32_t* words) const;
 
  private:
-  Shape shape_, offsets_, strides_;  // strides: of the whole tensor's samples
-  int batch_axis_ = -1;
-  int64_t rows_per_sample_ = 1;
+  RandomLayout layout_;
   uint64_t key_ = 0, first_sample_ = 0;
 };
 

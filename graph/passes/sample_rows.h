@@ -1,0 +1,30 @@
+// Which rows of a tensor belong to which sample, told to the operators that draw random numbers: a
+// draw is a function of the sample and of the element within it (ops/random_draw.h), so that it
+// does not depend on the micro-batch it comes in.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace trainrt {
+
+// Attributes of random operators. Along `batch_axis` (-1: the tensor belongs to no sample) each
+// sample has `rows_per_sample` rows, and `sample_stride` rows lie between one sample and the next:
+// tokens of [batch * tokens, features] are `tokens` rows per sample at stride `tokens`, those of
+// [tokens * batch, features] at stride 1.
+namespace sample_rows {
+inline constexpr const char* kBatchAxis = "batch_axis";
+inline constexpr const char* kRowsPerSample = "rows_per_sample";
+inline constexpr const char* kSampleStride = "sample_stride";
+}  // namespace sample_rows
+
+// Follows the batch axes of the graph's inputs through the sharding rules of the operators and sets
+// the attributes above on every random node. Forward graphs only: gradients copy the attributes.
+//
+// Returns the nodes whose samples cannot be followed (a Gather over samples, say): they draw for
+// the micro-batch as a whole, and their draws depend on how a step is cut.
+std::vector<std::string> locate_samples(Graph& graph);
+
+}  // namespace trainrt
