@@ -9,6 +9,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/scatter_gradient.h"
 #include "ops/strided_copy.h"
 
 namespace trainrt {
@@ -259,27 +260,20 @@ OpDef gather_elements_op() {
   return op;
 }
 
-// y = data with updates written (or added): dy flows to data except where it was overwritten.
-void scatter_gradient(GradientBuilder& g) {
-  const Combine how = combine_of(g.attributes());
+void gradient_of_scatter(GradientBuilder& g) {
+  const ValueId indices = g.input(1);
   const int64_t axis = g.attributes().get_int("axis", 0);
-  const ValueId dy = g.output_grad(0);
-  if (how != Combine::kNone && how != Combine::kAdd) {
-    TRAINRT_FAIL(kUnsupported,
-                 "no gradient for ScatterElements with reduction '",
-                 g.attributes().get_string("reduction"),
-                 "'");
-  }
-  if (g.needs_grad(0)) {
-    g.set_input_grad(0,
-                     how == Combine::kAdd ? dy
-                                          : g.op("ScatterElements",
-                                                 {dy, g.input(1), g.fill(0, g.type(g.input(2)))},
-                                                 {{"axis", axis}}));
-  }
-  if (g.needs_grad(2)) {
-    g.set_input_grad(2, g.op("GatherElements", {dy, g.input(1)}, {{"axis", axis}}));
-  }
+  scatter_gradient(g,
+                   {.gather =
+                        [&](ValueId from) {
+                          return g.op("GatherElements", {from, indices}, {{"axis", axis}});
+                        },
+                    .scatter =
+                        [&](ValueId data, ValueId updates, const std::string& reduction) {
+                          return g.op("ScatterElements",
+                                      {data, indices, updates},
+                                      {{"axis", axis}, {"reduction", reduction}});
+                        }});
 }
 
 void upgrade_scatter(UpgradeContext& context) {
@@ -319,7 +313,7 @@ OpDef scatter_elements_op() {
     }
     return rule;
   };
-  op.gradient = scatter_gradient;
+  op.gradient = gradient_of_scatter;
   op.upgrade = upgrade_scatter;
   op.inplace = {{0, 0}};
   op.cheap = true;
@@ -329,11 +323,13 @@ OpDef scatter_elements_op() {
       "write", {6, 4}, Tensor::from<int64_t>({0, 3, 1, 0, 2, -1, 0, 1, -4, 2, 3, 1}, {6, 2}), 1);
   write.inputs.push_back({DType::kFloat32, {6, 2}});
   op.examples = {write};
-  for (OpExample add : gather_examples()) {
-    add.name = "add to " + add.name;
-    add.attributes.set("reduction", std::string("add"));
-    add.inputs.push_back({DType::kFloat32, add.inputs[1].shape});
-    op.examples.push_back(add);
+  for (const std::string reduction : {"add", "mul", "max", "min"}) {
+    for (OpExample combined : gather_examples()) {
+      combined.name = reduction + " to " + combined.name;
+      combined.attributes.set("reduction", reduction);
+      combined.inputs.push_back({DType::kFloat32, combined.inputs[1].shape});
+      op.examples.push_back(combined);
+    }
   }
   return op;
 }

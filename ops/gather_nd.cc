@@ -12,6 +12,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/scatter_gradient.h"
 #include "ops/strided_copy.h"
 
 namespace trainrt {
@@ -237,18 +238,17 @@ void gather_nd_gradient(GradientBuilder& g) {
 }
 
 void scatter_nd_gradient(GradientBuilder& g) {
-  const std::string how = g.attributes().get_string("reduction", "none");
-  const ValueId dy = g.output_grad(0);
-  if (how != "none" && how != "add") {
-    TRAINRT_FAIL(kUnsupported, "no gradient for ScatterND with reduction '", how, "'");
-  }
-  if (g.needs_grad(0)) {
-    g.set_input_grad(
-        0, how == "add" ? dy : g.op("ScatterND", {dy, g.input(1), g.fill(0, g.type(g.input(2)))}));
-  }
-  if (g.needs_grad(2)) {
-    g.set_input_grad(2, g.op("GatherND", {dy, g.input(1)}));
-  }
+  const ValueId indices = g.input(1);
+  scatter_gradient(
+      g,
+      {.gather =
+           [&](ValueId from) {
+             return g.op("GatherND", {from, indices});
+           },
+       .scatter =
+           [&](ValueId data, ValueId updates, const std::string& reduction) {
+             return g.op("ScatterND", {data, indices, updates}, {{"reduction", reduction}});
+           }});
 }
 
 OpExample gather_example() {
@@ -314,6 +314,12 @@ OpDef scatter_nd_op() {
   write.attributes = {};
   write.values = {{}, Tensor::from<int64_t>({0, 0, 2, -1, 1, 1, 0, 1, 2, 2}, {5, 2})};
   op.examples = {add, write};
+  for (const std::string reduction : {"mul", "max", "min"}) {
+    OpExample combined = add;
+    combined.name = reduction;
+    combined.attributes.set("reduction", reduction);
+    op.examples.push_back(combined);
+  }
   return op;
 }
 
