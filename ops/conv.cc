@@ -10,59 +10,18 @@
 // split (each shard would add it); without one they are a reduction.
 //
 // The reference visits (image, output channel, output position, tap). float32 and bfloat16 run on
-// oneDNN, one to three spatial dims.
+// oneDNN, one to three spatial dims; float64 on ops/conv_f64.
 #include <algorithm>
 
 #include "graph/autodiff.h"
 #include "graph/upgrade.h"
+#include "ops/conv_f64.h"
+#include "ops/convolution.h"
 #include "ops/onednn.h"
-#include "ops/spatial.h"
 
 namespace trainrt {
 
 namespace {
-
-// The convolution that an operator belongs to, whichever side it is.
-struct Convolution {
-  Window window;
-  int64_t group = 1;
-  int64_t n = 0, c = 0, m = 0;
-  Shape input, output;  // spatial
-
-  int64_t taps() const { return num_elements(window.kernel); }
-  Shape x_shape() const { return to_shape({n, c, input}, window.channels_last); }
-  Shape y_shape() const { return to_shape({n, m, output}, window.channels_last); }
-  Shape w_shape() const {
-    Shape shape = {m, c / group};
-    shape.insert(shape.end(), window.kernel.begin(), window.kernel.end());
-    return shape;
-  }
-};
-
-// Context is OpContext or KernelContext.
-template <typename Context>
-Convolution convolution_of(const Context& op) {
-  const std::string& type = op.node().op_type;
-  Convolution conv;
-  conv.window = window_of(op.attributes());
-  conv.group = op.attributes().get_int("group", 1);
-  TRAINRT_REQUIRE(conv.group > 0, kInvalidModel, "group must be positive, got ", conv.group);
-  const ImageShape first = image_shape(op.input_shape(0), conv.window.channels_last);
-  conv.n = first.n;
-  if (type == "ConvInputGrad") {
-    conv.m = first.c;
-    conv.output = first.spatial;
-    conv.c = op.input_shape(1).at(1) * conv.group;
-    conv.input = op.attributes().get_ints("input_spatial");
-    return conv;
-  }
-  conv.c = first.c;
-  conv.input = first.spatial;
-  conv.output = window_output(conv.window, conv.input, false);
-  conv.m = type == "Conv" ? op.input_shape(1).at(0)
-                          : image_shape(op.input_shape(1), conv.window.channels_last).c;
-  return conv;
-}
 
 void check_shape(const char* what, const Shape& found, const Shape& wanted) {
   TRAINRT_REQUIRE(found == wanted,
@@ -115,17 +74,15 @@ TensorTypes infer_weight_grad(const OpContext& op) {
 
 // ---- reference -------------------------------------------------------------------------------
 
-// Strides of [n, c, spatial...] in elements.
-struct ImageStrides {
-  int64_t n = 0, c = 0;
-  Shape spatial;
-};
+}  // namespace
 
 ImageStrides strides_of(const Shape& shape, bool channels_last) {
   const Shape strides = row_major_strides(shape);
   const ImageShape split = image_shape(strides, channels_last);
   return {split.n, split.c, split.spatial};
 }
+
+namespace {
 
 // Calls fn(x offset, w offset, y offset) for every multiplication of the convolution: by image,
 // output channel, output position, input channel, tap.
@@ -329,6 +286,9 @@ bool runs_on_onednn(const OpContext& op) {
 }
 
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
+  if (spec.backend == Backend::kCpu && op.input_dtype(0) == DType::kFloat64) {
+    return conv_f64_workspace(op);
+  }
   if (spec.backend != Backend::kCpu || !runs_on_onednn(op)) {
     return 0;
   }
@@ -336,6 +296,9 @@ int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
 }
 
 Kernel cpu_factory(const OpContext& op, const DeviceSpec& spec) {
+  if (op.input_dtype(0) == DType::kFloat64) {
+    return conv_f64;
+  }
   if (!runs_on_onednn(op)) {
     return reference;
   }

@@ -145,7 +145,7 @@ void product_f64(KernelContext& op) {
     matmul_f64(op,
                {a + a_offset, p.a_row, p.a_column},
                {b + b_offset, p.b_row, p.b_column},
-               y + y_offset,
+               {y + y_offset, p.n},
                p.m,
                p.n,
                p.k);

@@ -8,24 +8,51 @@
 
 namespace trainrt {
 
+namespace {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Strides = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
+
+Eigen::Map<const Matrix, 0, Strides> map(const MatrixF64& matrix,
+                                         int64_t first_row,
+                                         int64_t rows,
+                                         int64_t first_column,
+                                         int64_t columns) {
+  return {matrix.data + first_row * matrix.row_stride + first_column * matrix.column_stride,
+          rows,
+          columns,
+          Strides(matrix.row_stride, matrix.column_stride)};
+}
+
+}  // namespace
+
 void matmul_f64(KernelContext& op,
                 const MatrixF64& a,
                 const MatrixF64& b,
-                double* y,
+                const ProductF64& y,
                 int64_t m,
                 int64_t n,
                 int64_t k) {
-  using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  using Strides = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
-  constexpr int64_t kRows = 64;
-  op.parallel_for(m, kRows, [&](int64_t begin, int64_t end) {
-    const Eigen::Map<const Matrix, 0, Strides> lhs(
-        a.data + begin * a.row_stride, end - begin, k, Strides(a.row_stride, a.column_stride));
-    const Eigen::Map<const Matrix, 0, Strides> rhs(
-        b.data, k, n, Strides(b.row_stride, b.column_stride));
-    Eigen::Map<Matrix> out(y + begin * n, end - begin, n);
-    out.noalias() = lhs * rhs;
-  });
+  constexpr int64_t kBlock = 64;
+  const auto block = [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    const auto lhs = map(a, row, rows, 0, k);
+    const auto rhs = map(b, 0, k, column, columns);
+    Eigen::Map<Matrix, 0, Eigen::OuterStride<>> out(
+        y.data + row * y.row_stride + column, rows, columns, Eigen::OuterStride<>(y.row_stride));
+    if (y.add) {
+      out.noalias() += lhs * rhs;
+    } else {
+      out.noalias() = lhs * rhs;
+    }
+  };
+  // Cut along the longer side, so that all threads have work in flat products too.
+  if (m >= n) {
+    op.parallel_for(
+        m, kBlock, [&](int64_t begin, int64_t end) { block(begin, end - begin, 0, n); });
+  } else {
+    op.parallel_for(
+        n, 4 * kBlock, [&](int64_t begin, int64_t end) { block(0, m, begin, end - begin); });
+  }
 }
 
 }  // namespace trainrt

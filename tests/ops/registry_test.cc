@@ -114,6 +114,19 @@ TEST_P(OperatorTest, FastKernelEqualsReferenceKernel) {
   }
 }
 
+TEST_P(OperatorTest, FastKernelInFloat64EqualsReferenceKernel) {
+  for (const OpExample& example : op().examples) {
+    SCOPED_TRACE("example '" + example.name + "'");
+    const NodeCase test_case = precise_case(op(), example);
+    const std::vector<Tensor> expected = run_case(test_case);
+    const std::vector<Tensor> actual = run_case(test_case, {.reference = false});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(tensors_near(actual[i], expected[i], precise_tolerance(test_case)))
+          << "output " << i;
+    }
+  }
+}
+
 TEST_P(OperatorTest, BitsDoNotDependOnTheOrderOfBlocks) {
   for (const OpExample& example : op().examples) {
     SCOPED_TRACE("example '" + example.name + "'");
