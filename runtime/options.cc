@@ -84,6 +84,7 @@ void add_flags(CLI::App& app, unsigned groups, std::vector<Given>& given) {
     } else {
       option = app.add_option(flags, values, help);
       option->type_name(def.value);
+      option->option_text(def.value);  // or the help marks what is kept in a list by " ..."
       option->allow_extra_args(false);
       option->multi_option_policy(def.repeatable ? CLI::MultiOptionPolicy::TakeAll
                                                  : CLI::MultiOptionPolicy::TakeLast);
@@ -108,6 +109,7 @@ Options parse_options(const std::string& command,
     app.add_option("--config", config, "YAML file of options")->type_name("FILE");
     app.add_option("--set", set_items, "one option as in the YAML file (repeatable)")
         ->type_name("KEY=VALUE")
+        ->option_text("KEY=VALUE")
         ->allow_extra_args(false);
   }
   std::vector<Given> given;
