@@ -1,11 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
-#include <numeric>
 #include <thread>
 
 #include "graph/base/error.h"
+#include "parallel/gloo_communicator.h"
 #include "parallel/thread_communicator.h"
 #include "tests/parallel/communicator_suite.h"
 
@@ -111,6 +112,46 @@ TEST_P(CommunicatorTest, ReduceScatterTakesUnevenAndEmptySegments) {
       ASSERT_EQ(mine[i], sum_in_rank_order(3, 75, begin + i));
     }
   });
+}
+
+// More than a transport takes at once, and not a multiple of anything.
+TEST_P(CommunicatorTest, LargeBuffersAreReducedAndGatheredInRankOrder) {
+  constexpr size_t kCount = 1500007;
+  const std::vector<int64_t> counts = {700001, 3, 800003};
+  expect_all(3, [&](Communicator& c) {
+    const std::vector<float> own = values_of(c.rank(), kCount);
+    const int64_t mine = counts[static_cast<size_t>(c.rank())];
+    std::vector<float> reduced = own, segment(static_cast<size_t>(mine)), gathered(kCount);
+    c.all_reduce(reduced.data(), kCount, DType::kFloat32, ReductionKind::kSum);
+    c.reduce_scatter(own.data(), segment.data(), counts, DType::kFloat32, ReductionKind::kSum);
+    c.all_gather(segment.data(), gathered.data(), counts, DType::kFloat32);
+    EXPECT_EQ(reduced, gathered);
+    std::vector<float> sum = values_of(0, kCount);
+    for (int r = 1; r < 3; ++r) {
+      const std::vector<float> next = values_of(r, kCount);
+      for (size_t i = 0; i < kCount; ++i) {
+        sum[i] += next[i];
+      }
+    }
+    EXPECT_EQ(reduced, sum);
+    std::vector<float> copy = c.rank() == 1 ? own : std::vector<float>(kCount);
+    c.broadcast(copy.data(), static_cast<int64_t>(kCount * sizeof(float)), 1);
+    EXPECT_EQ(copy, values_of(1, kCount));
+  });
+}
+
+TEST_P(CommunicatorTest, AMessageOfAnotherSizeIsTold) {
+  const std::vector<std::string> errors =
+      run_ranks(GetParam(), 2, std::chrono::milliseconds(3000), [](Communicator& c) {
+        int64_t words[100] = {};
+        if (c.rank() == 0) {
+          c.send(words, sizeof(words), 1, 4);
+          c.barrier();
+        } else {
+          c.recv(words, 16, 0, 4);
+        }
+      });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("expects 16 bytes"), HasSubstr("sent 800"))));
 }
 
 TEST_P(CommunicatorTest, AllGatherTakesUnevenAndEmptySegments) {
@@ -251,9 +292,33 @@ TEST_P(CommunicatorTest, RanksThatCallDifferentCollectivesAreTold) {
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("disagree"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Thread,
+// As processes do it, but for being threads: each joins and connects by itself.
+std::vector<std::unique_ptr<Communicator>> make_gloo_communicators(
+    int world_size, std::chrono::milliseconds deadline) {
+  Socket listener = Socket::listening(0);
+  RankPlace place;
+  place.world_size = world_size;
+  place.port = listener.local_port();
+  std::vector<std::unique_ptr<Communicator>> communicators(static_cast<size_t>(world_size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    place.rank = rank;
+    place.listening_fd = rank == 0 ? ::dup(listener.fd()) : -1;
+    threads.emplace_back([&communicators, place, deadline] {
+      communicators[static_cast<size_t>(place.rank)] =
+          make_gloo_communicator(Rendezvous::join(place, deadline));
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return communicators;
+}
+
+INSTANTIATE_TEST_SUITE_P(Transport,
                          CommunicatorTest,
-                         testing::Values(CommunicatorKind{"thread", make_thread_communicators}),
+                         testing::Values(CommunicatorKind{"thread", make_thread_communicators},
+                                         CommunicatorKind{"gloo", make_gloo_communicators}),
                          [](const testing::TestParamInfo<CommunicatorKind>& tested) {
                            return tested.param.name;
                          });
