@@ -269,7 +269,8 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
   const bool done = impl_->changed.wait_for(lock, impl_->deadline + kSlack, [&] {
     return impl_->failure.has_value() || impl_->exchanged.count(what) != 0;
   });
-  if (impl_->failure) {
+  // What has been exchanged counts, though a rank that found it wrong may have failed by now.
+  if (impl_->failure && impl_->exchanged.count(what) == 0) {
     throw_failure(*impl_->failure);
   }
   TRAINRT_REQUIRE(done,

@@ -24,13 +24,17 @@ int64_t CompiledRank::arena_bytes() const {
 std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
                                         const Plan& plan,
                                         const std::vector<DeviceOptions>& devices,
-                                        const std::vector<int64_t>& sizes) {
+                                        const std::vector<int64_t>& sizes,
+                                        std::optional<int> only_rank) {
   std::vector<CompiledRank> ranks(devices.size());
   for (const int64_t size : sizes) {
     Partitioner partitioner(
         [&job](int64_t micro_batch, bool accumulate) { return job.build(micro_batch, accumulate); },
         resize_plan(plan, size));
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (only_rank && *only_rank != static_cast<int>(rank)) {
+        continue;
+      }
       const DeviceSpec spec = cpu_device_spec(devices[rank]);
       auto program =
           std::make_shared<const Program>(partitioner.program(static_cast<int>(rank), spec));

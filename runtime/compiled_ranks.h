@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "parallel/memory_plan.h"
@@ -22,10 +23,12 @@ struct CompiledRank {
   int64_t arena_bytes() const;
 };
 
-// `sizes`: numbers of samples of a step, the plan's own first.
+// `sizes`: numbers of samples of a step, the plan's own first. With `only_rank` the others of the
+// result stay empty.
 std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
                                         const Plan& plan,
                                         const std::vector<DeviceOptions>& devices,
-                                        const std::vector<int64_t>& sizes);
+                                        const std::vector<int64_t>& sizes,
+                                        std::optional<int> only_rank);
 
 }  // namespace trainrt

@@ -1,70 +1,391 @@
 #include "runtime/launcher.h"
 
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <netdb.h>
+#include <unistd.h>
 
-#include "graph/base/error.h"
-#include "graph/base/log.h"
-#include "parallel/thread_communicator.h"
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+
+#include "runtime/version.h"
 
 namespace trainrt {
 
 namespace {
 
-bool is_echo(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& caught) {
-    return caught.code() == ErrorCode::kCommunication;
-  } catch (...) {
-    return false;
+constexpr int kDefaultPort = 29500;
+
+// The variables of one launcher, read with their names in the messages.
+class Variables {
+ public:
+  explicit Variables(const Environment& environment) : environment_(environment) {}
+
+  std::optional<std::string> text(const std::string& name) const {
+    const std::optional<std::string> value = environment_(name);
+    return value && !value->empty() ? value : std::nullopt;
   }
+  bool has(const std::string& name) const { return text(name).has_value(); }
+
+  std::optional<int64_t> number(const std::string& name) const {
+    const std::optional<std::string> found = text(name);
+    if (!found) {
+      return std::nullopt;
+    }
+    int64_t value = 0;
+    const auto [end, status] = std::from_chars(found->data(), found->data() + found->size(), value);
+    TRAINRT_REQUIRE(status == std::errc() && end == found->data() + found->size(),
+                    kInvalidArgument,
+                    "the environment variable ",
+                    name,
+                    " is '",
+                    *found,
+                    "'; wanted an integer");
+    return value;
+  }
+  int require(const std::string& name, const std::string& launcher) const {
+    const std::optional<int64_t> value = number(name);
+    TRAINRT_REQUIRE(value.has_value(),
+                    kInvalidArgument,
+                    launcher,
+                    " started this process, but the environment variable ",
+                    name,
+                    " is not set");
+    return static_cast<int>(*value);
+  }
+  // The first of `names` that is set.
+  std::optional<int64_t> first_number(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (const std::optional<int64_t> value = number(name)) {
+        return value;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  const Environment& environment_;
+};
+
+// Jobs of one host shall not meet on one port: a port that depends on the job's name (FNV-1a).
+int port_of(const std::string& job) {
+  if (job.empty()) {
+    return kDefaultPort;
+  }
+  uint32_t hash = 2166136261u;
+  for (const char c : job) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  }
+  return 20000 + static_cast<int>(hash % 10000);
+}
+
+// "HOST:PORT", "[IPv6]:PORT" or "HOST".
+void set_address(const std::string& text, RankPlace& place) {
+  const size_t colon = text.rfind(':');
+  const bool bracketed = !text.empty() && text.front() == '[';
+  const bool has_port =
+      colon != std::string::npos && (bracketed ? text[colon - 1] == ']' : text.find(':') == colon);
+  place.host = has_port ? text.substr(0, colon) : text;
+  if (bracketed) {
+    place.host = place.host.substr(1, place.host.size() - 2);
+  }
+  if (has_port) {
+    const auto [end, status] =
+        std::from_chars(text.data() + colon + 1, text.data() + text.size(), place.port);
+    TRAINRT_REQUIRE(status == std::errc() && end == text.data() + text.size(),
+                    kInvalidArgument,
+                    "TRAINRT_ADDRESS is '",
+                    text,
+                    "'; wanted HOST:PORT");
+  }
+}
+
+std::string own_host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+// This host's name with its domain, as far as the resolver knows it.
+std::string full_host_name(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_CANONNAME;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) {
+    return host;
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(found, ::freeaddrinfo);
+  return found->ai_canonname != nullptr ? found->ai_canonname : host;
+}
+
+void take_master(const Variables& variables, const std::string& prefix, RankPlace& place) {
+  place.host = variables.text(prefix + "MASTER_ADDR").value_or("");
+  place.port = static_cast<int>(variables.number(prefix + "MASTER_PORT").value_or(0));
+}
+
+Launch own_launch(const Variables& variables) {
+  Launch launch;
+  launch.launcher = "trainrt";
+  launch.place.rank = variables.require("TRAINRT_RANK", launch.launcher);
+  launch.place.world_size = variables.require("TRAINRT_WORLD_SIZE", launch.launcher);
+  launch.place.listening_fd =
+      static_cast<int>(variables.number("TRAINRT_LISTENING_FD").value_or(-1));
+  take_master(variables, "", launch.place);
+  return launch;
+}
+
+Launch torchrun_launch(const Variables& variables) {
+  Launch launch;
+  launch.launcher = "torchrun";
+  RankPlace& place = launch.place;
+  place.rank = variables.require("RANK", launch.launcher);
+  place.world_size = variables.require("WORLD_SIZE", launch.launcher);
+  take_master(variables, "", place);
+  place.port = place.port == 0 ? kDefaultPort : place.port;
+  const std::string agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").value_or("");
+  if (agent == "True" || agent == "1") {
+    ++place.port;  // the agent itself listens at MASTER_PORT
+  }
+  place.job = variables.text("TORCHELASTIC_RUN_ID").value_or("");
+  // Agents of several hosts count restarts each for itself; there the number tells nothing.
+  const int64_t local = variables.number("LOCAL_WORLD_SIZE").value_or(place.world_size);
+  if (local == place.world_size) {
+    place.generation = variables.number("TORCHELASTIC_RESTART_COUNT").value_or(0);
+  }
+  return launch;
+}
+
+Launch mpi_launch(const Variables& variables,
+                  const std::string& launcher,
+                  const std::string& rank,
+                  std::initializer_list<const char*> sizes,
+                  std::initializer_list<const char*> local_sizes) {
+  Launch launch;
+  launch.launcher = launcher;
+  RankPlace& place = launch.place;
+  place.rank = variables.require(rank, launcher);
+  const std::optional<int64_t> size = variables.first_number(sizes);
+  TRAINRT_REQUIRE(size.has_value(),
+                  kInvalidArgument,
+                  launcher,
+                  " started this process as rank ",
+                  place.rank,
+                  " but does not say of how many: set TRAINRT_WORLD_SIZE");
+  place.world_size = static_cast<int>(*size);
+  place.job = variables.text("OMPI_MCA_ess_base_jobid")
+                  .value_or(variables.text("PMIX_NAMESPACE").value_or(""));
+  take_master(variables, "", place);
+  if (place.host.empty() && variables.first_number(local_sizes) == size) {
+    place.host = "127.0.0.1";
+  }
+  return launch;
+}
+
+Launch slurm_launch(const Variables& variables) {
+  Launch launch;
+  launch.launcher = "Slurm";
+  RankPlace& place = launch.place;
+  place.rank = variables.require("SLURM_PROCID", launch.launcher);
+  place.world_size = static_cast<int>(
+      variables.first_number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}).value_or(1));
+  place.job = variables.text("SLURM_JOB_ID").value_or("");
+  if (const std::optional<std::string> step = variables.text("SLURM_STEP_ID")) {
+    place.job += "." + *step;
+  }
+  place.generation = variables.number("SLURM_RESTART_COUNT").value_or(0);
+  take_master(variables, "", place);
+  if (place.host.empty()) {
+    const std::optional<std::string> hosts = variables.has("SLURM_STEP_NODELIST")
+                                                 ? variables.text("SLURM_STEP_NODELIST")
+                                                 : variables.text("SLURM_JOB_NODELIST");
+    place.host = hosts ? first_host(*hosts) : "";
+  }
+  return launch;
+}
+
+Launch kubeflow_launch(const Variables& variables) {
+  Launch launch;
+  launch.launcher = "Kubeflow";
+  const int node = variables.require("PET_NODE_RANK", launch.launcher);
+  const int nodes = variables.require("PET_NNODES", launch.launcher);
+  launch.num_local = static_cast<int>(variables.number("PET_NPROC_PER_NODE").value_or(1));
+  TRAINRT_REQUIRE(launch.num_local >= 1,
+                  kInvalidArgument,
+                  "PET_NPROC_PER_NODE is ",
+                  launch.num_local,
+                  "; wanted at least 1");
+  launch.place.rank = node * launch.num_local;
+  launch.place.world_size = nodes * launch.num_local;
+  take_master(variables, "PET_", launch.place);
+  if (launch.place.port == 0) {
+    launch.place.port = kDefaultPort;
+  }
+  return launch;
+}
+
+// An indexed job, or a stateful set, whose pods are called NAME-0, NAME-1, ...
+Launch kubernetes_launch(const Variables& variables, int64_t world_size) {
+  Launch launch;
+  launch.launcher = "Kubernetes";
+  RankPlace& place = launch.place;
+  place.world_size = static_cast<int>(world_size);
+  take_master(variables, "", place);
+  place.port = place.port == 0 ? kDefaultPort : place.port;
+  const std::string host = variables.text("HOSTNAME").value_or(own_host_name());
+  const size_t dash = host.rfind('-');
+  const std::string ordinal = dash == std::string::npos ? "" : host.substr(dash + 1);
+  const bool numbered =
+      !ordinal.empty() && ordinal.find_first_not_of("0123456789") == std::string::npos;
+  if (const std::optional<int64_t> index = variables.number("JOB_COMPLETION_INDEX")) {
+    place.rank = static_cast<int>(*index);
+  } else {
+    TRAINRT_REQUIRE(numbered && ordinal.size() < 9,
+                    kInvalidArgument,
+                    "the pod's name '",
+                    host,
+                    "' does not end in a number that could be the rank; use an indexed job or a "
+                    "stateful set, or set TRAINRT_RANK");
+    place.rank = std::atoi(ordinal.c_str());
+  }
+  if (place.host.empty() && numbered) {
+    const std::string full = full_host_name(host);
+    const size_t dot = full.find('.');
+    place.host = host.substr(0, dash) + "-0" + (dot == std::string::npos ? "" : full.substr(dot));
+  }
+  return launch;
+}
+
+std::optional<Launch> launch_by_rule(const Variables& variables) {
+  // A batch script has the job's variables without being one of its tasks.
+  const bool slurm_script =
+      variables.text("ENVIRONMENT") == "BATCH" && !variables.has("SLURM_STEP_ID");
+  const std::optional<int64_t> world_size =
+      variables.first_number({"TRAINRT_WORLD_SIZE", "WORLD_SIZE"});
+  if (variables.has("TRAINRT_RANK")) {
+    return own_launch(variables);
+  }
+  if (variables.has("RANK") && variables.has("WORLD_SIZE")) {
+    return torchrun_launch(variables);
+  }
+  if (variables.has("OMPI_COMM_WORLD_RANK")) {
+    return mpi_launch(variables,
+                      "Open MPI",
+                      "OMPI_COMM_WORLD_RANK",
+                      {"OMPI_COMM_WORLD_SIZE"},
+                      {"OMPI_COMM_WORLD_LOCAL_SIZE"});
+  }
+  if (variables.has("PMI_RANK") && variables.has("PMI_SIZE")) {
+    return mpi_launch(variables, "MPI", "PMI_RANK", {"PMI_SIZE"}, {"MPI_LOCALNRANKS"});
+  }
+  if (variables.has("SLURM_PROCID") && !slurm_script) {
+    return slurm_launch(variables);
+  }
+  if (variables.has("PMIX_RANK")) {
+    return mpi_launch(variables,
+                      "PMIx",
+                      "PMIX_RANK",
+                      {"TRAINRT_WORLD_SIZE", "WORLD_SIZE", "PMIX_SIZE"},
+                      {"PMIX_LOCAL_SIZE"});
+  }
+  if (variables.has("PET_NODE_RANK") && variables.has("PET_NNODES")) {
+    return kubeflow_launch(variables);
+  }
+  const bool in_pod = variables.has("KUBERNETES_SERVICE_HOST");
+  if (world_size && (variables.has("JOB_COMPLETION_INDEX") || in_pod)) {
+    return kubernetes_launch(variables, *world_size);
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
-void run_ranks(int num_ranks,
-               double deadline_seconds,
-               const std::function<void(int rank, Communicator* world)>& body) {
-  if (num_ranks == 1) {
-    body(0, nullptr);
-    return;
+Environment process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+std::optional<Launch> find_launch(const Environment& environment) {
+  const Variables variables(environment);
+  std::optional<Launch> launch = launch_by_rule(variables);
+  if (!launch) {
+    return std::nullopt;
   }
-  const auto deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline_seconds * 1000));
-  const std::vector<std::unique_ptr<Communicator>> world =
-      make_thread_communicators(num_ranks, deadline);
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      set_log_prefix(concat("[rank ", rank, "] "));
-      Communicator& own = *world[static_cast<size_t>(rank)];
-      std::string reason;
-      std::exception_ptr error;
-      try {
-        body(rank, &own);
-        return;
-      } catch (const std::exception& caught) {
-        reason = caught.what();
-        error = std::current_exception();
-      }
-      own.abort(reason);
-      const std::lock_guard lock(mutex);
-      if (!first || (is_echo(first) && !is_echo(error))) {
-        first = error;
-      }
-    });
+  RankPlace& place = launch->place;
+  if (const std::optional<int64_t> size = variables.number("TRAINRT_WORLD_SIZE")) {
+    place.world_size = static_cast<int>(*size);
   }
-  for (std::thread& thread : threads) {
-    thread.join();
+  if (const std::optional<std::string> job = variables.text("TRAINRT_JOB")) {
+    place.job = *job;
   }
-  if (first) {
-    std::rethrow_exception(first);
+  if (const std::optional<int64_t> generation = variables.number("TRAINRT_GENERATION")) {
+    place.generation = *generation;
   }
+  if (place.port == 0) {
+    place.port = port_of(place.job);
+  }
+  if (const std::optional<std::string> address = variables.text("TRAINRT_ADDRESS")) {
+    set_address(*address, place);
+  }
+  place.version = version();
+  TRAINRT_REQUIRE(place.world_size >= 1 && place.rank >= 0 &&
+                      place.rank + launch->num_local <= place.world_size,
+                  kInvalidArgument,
+                  launch->launcher,
+                  " started this process as rank ",
+                  place.rank,
+                  " of ",
+                  place.world_size,
+                  "; ranks go from 0 to world size - 1");
+  TRAINRT_REQUIRE(place.port >= 1 && place.port <= 65535,
+                  kInvalidArgument,
+                  "rank 0 is to listen on port ",
+                  place.port,
+                  "; ports go from 1 to 65535");
+  if (place.world_size == 1) {
+    return std::nullopt;
+  }
+  TRAINRT_REQUIRE(!place.host.empty(),
+                  kInvalidArgument,
+                  launch->launcher,
+                  " started this process as rank ",
+                  place.rank,
+                  " of ",
+                  place.world_size,
+                  " but does not say where rank 0 is: set MASTER_ADDR (and MASTER_PORT), as in "
+                  "'mpirun -x MASTER_ADDR=HOST'");
+  return launch;
+}
+
+std::string first_host(const std::string& list) {
+  std::string host;
+  for (size_t at = 0; at < list.size() && list[at] != ',';) {
+    if (list[at] != '[') {
+      host += list[at++];
+      continue;
+    }
+    const size_t close = list.find(']', at);
+    const size_t end = list.find_first_of("-,]", at);
+    TRAINRT_REQUIRE(close != std::string::npos && end > at + 1,
+                    kInvalidArgument,
+                    "'",
+                    list,
+                    "' is no list of hosts such as 'a[1-3],b'");
+    host += list.substr(at + 1, end - at - 1);
+    at = close + 1;
+  }
+  return host;
+}
+
+std::vector<std::pair<std::string, std::string>> rank_variables(const RankPlace& place) {
+  const std::string host =
+      place.host.find(':') == std::string::npos ? place.host : "[" + place.host + "]";
+  return {{"TRAINRT_RANK", std::to_string(place.rank)},
+          {"TRAINRT_WORLD_SIZE", std::to_string(place.world_size)},
+          {"TRAINRT_ADDRESS", concat(host, ":", place.port)},
+          {"TRAINRT_JOB", place.job},
+          {"TRAINRT_GENERATION", std::to_string(place.generation)},
+          {"TRAINRT_LISTENING_FD", std::to_string(place.listening_fd)}};
 }
 
 }  // namespace trainrt

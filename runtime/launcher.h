@@ -1,17 +1,50 @@
-// Starts the ranks of this process as threads and joins them.
+// Which rank of which job this process is, as whoever started it says. The only reader of
+// environment variables.
+//
+// | launcher | rank, world size | where rank 0 listens |
+// |---|---|---|
+// | trainrt's own | TRAINRT_RANK, TRAINRT_WORLD_SIZE | TRAINRT_ADDRESS=HOST:PORT |
+// | torchrun, Kubeflow v1 | RANK, WORLD_SIZE | MASTER_ADDR, MASTER_PORT |
+// | Open MPI | OMPI_COMM_WORLD_RANK, _SIZE | MASTER_ADDR, or this host when all ranks are here |
+// | MPICH, Intel MPI | PMI_RANK, PMI_SIZE | the same |
+// | PMIx | PMIX_RANK; size from another rule's variable | the same |
+// | Slurm | SLURM_PROCID, SLURM_NTASKS | first host of SLURM_JOB_NODELIST, port from the job id |
+// | Kubeflow v2 | PET_NODE_RANK, PET_NNODES x PET_NPROC_PER_NODE | PET_MASTER_ADDR, _PORT |
+// | Kubernetes | JOB_COMPLETION_INDEX or the pod's ordinal; TRAINRT_WORLD_SIZE | pod 0 of the job |
+//
+// The first rule that applies is taken. TRAINRT_ADDRESS, TRAINRT_WORLD_SIZE, TRAINRT_JOB and
+// TRAINRT_GENERATION overrule what the other rules say.
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "parallel/communicator.h"
+#include "parallel/rendezvous.h"
 
 namespace trainrt {
 
-// Calls body(rank, world) for every rank; with one rank on the calling thread and without a
-// communicator. A rank that fails releases the others; the first failure is rethrown, preferably
-// one that is not the echo of another's.
-void run_ranks(int num_ranks,
-               double deadline_seconds,
-               const std::function<void(int rank, Communicator* world)>& body);
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+
+Environment process_environment();
+
+struct Launch {
+  std::string launcher;  // its name, for messages
+  RankPlace place;
+  // Ranks to be started on this host, the first being place.rank; 1: this process is the rank.
+  int num_local = 1;
+};
+
+// Nothing when no launcher started this process, or started it alone. Throws kInvalidArgument for
+// variables that contradict each other or lack something.
+std::optional<Launch> find_launch(const Environment& environment);
+
+// The first host of a Slurm list: b1 of "b[1-3,07],c".
+std::string first_host(const std::string& list);
+
+// The variables that make a process rank `rank` of `place`'s job.
+std::vector<std::pair<std::string, std::string>> rank_variables(const RankPlace& place);
 
 }  // namespace trainrt

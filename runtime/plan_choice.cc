@@ -87,20 +87,21 @@ PlanPins pins_from(const Options& options) {
 void check_degrees(const Options& options, int num_devices) {
   const int64_t degree = options.dp.value_or(1) * options.tp.value_or(1) * options.pp.value_or(1);
   const bool all = options.dp && options.tp && options.pp;
-  TRAINRT_REQUIRE(all ? degree == num_devices : num_devices % degree == 0,
-                  kInvalidArgument,
-                  "dp ",
-                  options.dp.value_or(1),
-                  " x tp ",
-                  options.tp.value_or(1),
-                  " x pp ",
-                  options.pp.value_or(1),
-                  " needs ",
-                  all ? "" : "a multiple of ",
-                  degree,
-                  " devices, there are ",
-                  num_devices,
-                  options.cluster.empty() ? "; --devices cpu:N makes N of this machine" : "");
+  TRAINRT_REQUIRE(
+      all ? degree == num_devices : num_devices % degree == 0,
+      kInvalidArgument,
+      "dp ",
+      options.dp.value_or(1),
+      " x tp ",
+      options.tp.value_or(1),
+      " x pp ",
+      options.pp.value_or(1),
+      " needs ",
+      all ? "" : "a multiple of ",
+      degree,
+      " devices, there are ",
+      num_devices,
+      options.cluster.empty() ? "; --devices cpu:N or --nproc N makes N of this machine" : "");
 }
 
 // What the planner finds within the pins. Throws kInfeasiblePlan when nothing fits.
@@ -149,7 +150,9 @@ PlanPins plan_pins(const Options& options) {
   return pins_from(options);
 }
 
-std::vector<DeviceOptions> local_devices(const Options& options) {
+std::vector<DeviceOptions> rank_devices(const Options& options,
+                                        int num_processes,
+                                        int num_local_processes) {
   std::vector<DeviceOptions> devices;
   if (!options.cluster.empty()) {
     const Topology topology = load_cluster(options.cluster);
@@ -169,13 +172,33 @@ std::vector<DeviceOptions> local_devices(const Options& options) {
       device.speed = type.speed;
       devices.push_back(device);
     }
+    TRAINRT_REQUIRE(num_processes == 1 || devices.size() == static_cast<size_t>(num_processes),
+                    kInvalidArgument,
+                    "--cluster ",
+                    options.cluster,
+                    " has ",
+                    devices.size(),
+                    " devices, but ",
+                    num_processes,
+                    " processes were started: each is one rank on one device");
   } else {
-    devices.resize(static_cast<size_t>(num_cpu_ranks(options.devices)));
+    const int num_ranks = num_cpu_ranks(options.devices);
+    TRAINRT_REQUIRE(num_processes == 1 || num_ranks == 1,
+                    kInvalidArgument,
+                    "--devices ",
+                    options.devices,
+                    " runs ",
+                    num_ranks,
+                    " ranks as threads, but ",
+                    num_processes,
+                    " processes were started, each of which is a rank; leave --devices out");
+    devices.resize(static_cast<size_t>(num_ranks * num_processes));
   }
   const int ranks = static_cast<int>(devices.size());
   check_degrees(options, ranks);
+  const int local_ranks = num_processes == 1 ? ranks : num_local_processes;
   const int threads = options.threads > 0 ? static_cast<int>(options.threads)
-                                          : std::max(1, num_usable_cores() / ranks);
+                                          : std::max(1, num_usable_cores() / local_ranks);
   for (DeviceOptions& device : devices) {
     device.threads = threads;
   }
@@ -230,6 +253,8 @@ Plan choose_plan(const Options& options,
                   " devices, there are ",
                   num_devices,
                   "; choose them with --devices cpu:",
+                  plan.world_size(),
+                  " or --nproc ",
                   plan.world_size());
   return plan;
 }

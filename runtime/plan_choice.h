@@ -11,8 +11,11 @@
 
 namespace trainrt {
 
-// One entry per rank of this machine, from --devices, --cluster and --threads.
-std::vector<DeviceOptions> local_devices(const Options& options);
+// One entry per rank, from --devices, --cluster and --threads. Of several processes each is one
+// rank; `num_local_processes` of them share this machine.
+std::vector<DeviceOptions> rank_devices(const Options& options,
+                                        int num_processes,
+                                        int num_local_processes);
 
 // --plan, else what the planner finds within --dp, --tp, --pp and the other pins; one device
 // without a memory limit needs no search. Throws kInvalidArgument for pins that contradict each

@@ -17,12 +17,13 @@
 #include "runtime/eval_result.h"
 #include "runtime/executor.h"
 #include "runtime/file_bytes.h"
-#include "runtime/launcher.h"
 #include "runtime/metrics.h"
 #include "runtime/parameter_store.h"
 #include "runtime/plan_choice.h"
 #include "runtime/rank_groups.h"
+#include "runtime/ranks.h"
 #include "runtime/signals.h"
+#include "runtime/start_facts.h"
 #include "runtime/training_job.h"
 
 namespace trainrt {
@@ -44,7 +45,8 @@ struct Run {
   StepRange range;
   std::vector<CompiledRank> ranks;
   std::optional<Checkpoint> checkpoint;  // to begin from
-  int exit_code = 0;                     // set by rank 0
+  std::optional<int> only_rank;          // of this process; nothing when it runs all
+  int exit_code = 0;                     // set by the first rank of this process
 };
 
 // One rank, from allocation to the last step.
@@ -120,13 +122,14 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step) {
   return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
 }
 
-// All ranks stop after the same step: rank 0 decides.
+// All ranks stop after the same step, whichever process got the signal.
 bool RankRunner::asked_to_stop() {
-  int64_t signal = rank_ == 0 ? stop_signal() : 0;
+  const int first_rank = run_.only_rank.value_or(0);
+  int64_t signal = rank_ == first_rank ? stop_signal() : 0;
   if (world_ != nullptr) {
-    world_->broadcast(&signal, sizeof(signal), 0);
+    world_->all_reduce(&signal, 1, DType::kInt64, ReductionKind::kMax);
   }
-  if (signal != 0 && rank_ == 0) {
+  if (signal != 0 && rank_ == first_rank) {
     run_.exit_code = 128 + static_cast<int>(signal);
   }
   return signal != 0;
@@ -317,7 +320,9 @@ void describe(const Run& run) {
   const int64_t n = run.job.dataset->num_samples();
   std::string memory;
   for (const CompiledRank& rank : run.ranks) {
-    memory += concat(memory.empty() ? "" : " + ", rank.arena_bytes() >> 20);
+    if (!rank.programs.empty()) {
+      memory += concat(memory.empty() ? "" : " + ", rank.arena_bytes() >> 20);
+    }
   }
   log_info("model ",
            run.job.model->path(),
@@ -352,7 +357,9 @@ void describe(const Run& run) {
 }
 
 // A folder with checkpoints is continued or refused: nothing is overwritten by accident.
-std::optional<Checkpoint> open_checkpoint(const Options& options, const TrainingJob& job) {
+std::optional<Checkpoint> open_checkpoint(const Options& options,
+                                          const TrainingJob& job,
+                                          bool has_rank_zero) {
   if (options.checkpoint_dir.empty()) {
     return std::nullopt;
   }
@@ -367,7 +374,9 @@ std::optional<Checkpoint> open_checkpoint(const Options& options, const Training
                     "; continue it with --resume, or choose another folder");
     return std::nullopt;
   }
-  remove_unfinished_checkpoints(options.checkpoint_dir);
+  if (has_rank_zero) {
+    remove_unfinished_checkpoints(options.checkpoint_dir);
+  }
   std::optional<Checkpoint> checkpoint = Checkpoint::newest(options.checkpoint_dir);
   if (!checkpoint) {
     log_warning(
@@ -393,7 +402,6 @@ void check_flags(const Options& options) {
   const auto refuse = [](bool asked, const std::string& flag, const std::string& instead) {
     TRAINRT_REQUIRE(!asked, kInvalidArgument, flag, " is not carried out by this build; ", instead);
   };
-  refuse(options.nproc > 1, "--nproc", "--devices cpu:N runs N ranks in one process");
   refuse(options.reduction == "exact", "--reduction exact", "use --reduction fast");
   refuse(options.batch_norm == "sync", "--batch-norm sync", "use --batch-norm local");
   refuse(options.max_tokens > 0, "--max-tokens", "use --batch-size");
@@ -428,13 +436,15 @@ void check_outputs(const Options& options) {
   }
 }
 
-Run prepare(const Options& options, bool evaluate) {
+Run prepare(const Options& options, bool evaluate, Ranks& ranks) {
   check_flags(options);
-  const std::vector<DeviceOptions> devices = local_devices(options);
-  Run run{options, make_training_job(options, evaluate), devices, {}, {}, {}, {}, 0};
+  const std::vector<DeviceOptions> devices =
+      rank_devices(options, ranks.num_processes(), ranks.num_local_processes());
+  Run run{options, make_training_job(options, evaluate), devices, {}, {}, {}, {}, {}, 0};
+  run.only_rank = ranks.only_rank();
   int64_t first_step = 0, position = 0;
   if (!evaluate) {
-    run.checkpoint = open_checkpoint(options, run.job);
+    run.checkpoint = open_checkpoint(options, run.job, ranks.has_rank_zero());
     if (run.checkpoint) {
       first_step = run.checkpoint->position().step;
       position = run.checkpoint->position().position;
@@ -446,45 +456,48 @@ Run prepare(const Options& options, bool evaluate) {
   if (sizes.empty()) {
     sizes = {options.batch_size};  // nothing left to do but to export
   }
-  run.ranks = compile_ranks(run.job, run.plan, run.devices, sizes);
+  ranks.agree(start_facts(options, run.job, run.plan, first_step));
+  run.ranks = compile_ranks(run.job, run.plan, run.devices, sizes, run.only_rank);
+  if (ranks.has_rank_zero()) {
+    describe(run);
+  }
   return run;
 }
 
 }  // namespace
 
 int train(const Options& options) {
-  if (options.is_given("config") || options.is_given("set")) {
-    log_info(
-        "configuration:\n",
-        resolved_config(options, kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions));
-  }
-  catch_stop_signals();
-  check_outputs(options);
-  Run run = prepare(options, false);
-  describe(run);
-  run_ranks(static_cast<int>(run.ranks.size()),
-            options.deadline,
-            [&](int rank, Communicator* world) { RankRunner(run, rank, world).train(); });
-  return run.exit_code;
+  return with_ranks(options, [&](Ranks& ranks) {
+    if (options.is_given("config") || options.is_given("set")) {
+      log_info(
+          "configuration:\n",
+          resolved_config(options, kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions));
+    }
+    catch_stop_signals();
+    check_outputs(options);
+    Run run = prepare(options, false, ranks);
+    ranks.run(static_cast<int>(run.ranks.size()),
+              [&](int rank, Communicator* world) { RankRunner(run, rank, world).train(); });
+    return run.exit_code;
+  });
 }
 
 int evaluate(const Options& options) {
-  catch_stop_signals();
-  Run run = prepare(options, true);
-  describe(run);
-  StepResult sum;
-  run_ranks(
-      static_cast<int>(run.ranks.size()), options.deadline, [&](int rank, Communicator* world) {
-        const StepResult result = RankRunner(run, rank, world).evaluate();
-        if (rank == 0) {
-          sum = result;
-        }
-      });
-  if (run.exit_code != 0) {
+  return with_ranks(options, [&](Ranks& ranks) {
+    catch_stop_signals();
+    Run run = prepare(options, true, ranks);
+    StepResult sum;
+    ranks.run(static_cast<int>(run.ranks.size()), [&](int rank, Communicator* world) {
+      const StepResult result = RankRunner(run, rank, world).evaluate();
+      if (rank == 0) {
+        sum = result;
+      }
+    });
+    if (run.exit_code == 0 && ranks.has_rank_zero()) {
+      write_result(eval_result(sum, options.format == "json"), options);
+    }
     return run.exit_code;
-  }
-  write_result(eval_result(sum, options.format == "json"), options);
-  return 0;
+  });
 }
 
 }  // namespace trainrt

@@ -1,0 +1,146 @@
+#include "runtime/ranks.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "graph/base/log.h"
+#include "parallel/gloo_communicator.h"
+#include "parallel/thread_communicator.h"
+#include "runtime/launcher.h"
+#include "runtime/local_ranks.h"
+
+namespace trainrt {
+
+namespace {
+
+bool is_echo(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& caught) {
+    return caught.code() == ErrorCode::kCommunication;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Ranks::Ranks(const std::optional<RankPlace>& place, double deadline_seconds)
+    : deadline_(static_cast<int64_t>(deadline_seconds * 1000)) {
+  if (!place) {
+    return;
+  }
+  set_log_prefix(concat("[rank ", place->rank, "] "));
+  if (place->rank != 0) {
+    set_log_level(LogLevel::kWarning);
+  }
+  rendezvous_ = Rendezvous::join(*place, deadline_);
+}
+
+std::optional<int> Ranks::only_rank() const {
+  return rendezvous_ ? std::optional<int>(rendezvous_->rank()) : std::nullopt;
+}
+
+void Ranks::agree(const Facts& facts) {
+  if (rendezvous_) {
+    rendezvous_->agree(facts);
+  }
+}
+
+void Ranks::run(int num_ranks, const std::function<void(int rank, Communicator* world)>& body) {
+  if (rendezvous_) {
+    TRAINRT_CHECK(num_ranks == num_processes());
+    const std::unique_ptr<Communicator> world = make_gloo_communicator(rendezvous_);
+    body(rendezvous_->rank(), world.get());
+  } else if (num_ranks == 1) {
+    body(0, nullptr);
+  } else {
+    run_threads(num_ranks, body);
+  }
+}
+
+void Ranks::run_threads(int num_ranks,
+                        const std::function<void(int rank, Communicator* world)>& body) const {
+  const std::vector<std::unique_ptr<Communicator>> world =
+      make_thread_communicators(num_ranks, deadline_);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      set_log_prefix(concat("[rank ", rank, "] "));
+      Communicator& own = *world[static_cast<size_t>(rank)];
+      std::string reason;
+      std::exception_ptr error;
+      try {
+        body(rank, &own);
+        return;
+      } catch (const std::exception& caught) {
+        reason = caught.what();
+        error = std::current_exception();
+      }
+      own.abort(reason);
+      const std::lock_guard lock(mutex);
+      if (!first || (is_echo(first) && !is_echo(error))) {
+        first = error;
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (first) {
+    std::rethrow_exception(first);
+  }
+}
+
+void Ranks::leave_failed(ErrorCode code, const std::string& why) noexcept {
+  if (rendezvous_) {
+    const int rank = rendezvous_->rank();
+    rendezvous_->publish({rank, code, concat("rank ", rank, " failed: ", why)});
+    rendezvous_->leave(kNoticeTimeout);
+  }
+}
+
+void Ranks::leave() noexcept {
+  if (rendezvous_) {
+    rendezvous_->leave(deadline_);
+  }
+}
+
+int with_ranks(const Options& options, const std::function<int(Ranks&)>& body) {
+  std::optional<Launch> launch = find_launch(process_environment());
+  const bool started_by_us = launch && launch->launcher == "trainrt";
+  TRAINRT_REQUIRE(!launch || started_by_us || options.nproc == 1,
+                  kInvalidArgument,
+                  "--nproc ",
+                  options.nproc,
+                  " starts ranks, but ",
+                  launch ? launch->launcher : "",
+                  " has started this process as one of several already; leave --nproc out");
+  if (!launch && options.nproc > 1) {
+    launch = local_launch(static_cast<int>(options.nproc));
+  }
+  if (launch && launch->num_local > 1) {
+    return run_local_ranks(*launch);
+  }
+  Ranks ranks(launch ? std::optional<RankPlace>(launch->place) : std::nullopt, options.deadline);
+  try {
+    const int code = body(ranks);
+    ranks.leave();
+    return code;
+  } catch (const Error& error) {
+    ranks.leave_failed(error.code(), error.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    ranks.leave_failed(ErrorCode::kOutOfMemory, "its host ran out of memory");
+    throw;
+  } catch (const std::exception& error) {
+    ranks.leave_failed(ErrorCode::kInternal, error.what());
+    throw;
+  }
+}
+
+}  // namespace trainrt

@@ -1,0 +1,52 @@
+// The ranks that this process runs: all of a run's, as threads, or one of several processes'.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "parallel/communicator.h"
+#include "parallel/rendezvous.h"
+#include "runtime/options.h"
+
+namespace trainrt {
+
+class Ranks {
+ public:
+  // Without a place this process is alone; with one it meets the others. Throws what
+  // Rendezvous::join does.
+  Ranks(const std::optional<RankPlace>& place, double deadline_seconds);
+
+  int num_processes() const { return rendezvous_ ? rendezvous_->world_size() : 1; }
+  int num_local_processes() const { return rendezvous_ ? rendezvous_->num_local_ranks() : 1; }
+  // The only rank of this process; nothing when it runs all of them.
+  std::optional<int> only_rank() const;
+  // Rank 0 prints, and writes what is written once.
+  bool has_rank_zero() const { return only_rank().value_or(0) == 0; }
+
+  // Throws kInvalidArgument when processes were started with different things. Collective.
+  void agree(const Facts& facts);
+
+  // Calls body(rank, world) for every rank of this process; a run of one rank has no communicator.
+  // A rank that fails releases the others; the first failure is rethrown, preferably one that is
+  // not the echo of another's.
+  void run(int num_ranks, const std::function<void(int rank, Communicator* world)>& body);
+
+  // Tells the other processes that this one fails, or that it is done, and waits for rank 0 to have
+  // told all.
+  void leave_failed(ErrorCode code, const std::string& why) noexcept;
+  void leave() noexcept;
+
+ private:
+  void run_threads(int num_ranks,
+                   const std::function<void(int rank, Communicator* world)>& body) const;
+
+  std::chrono::milliseconds deadline_;
+  std::shared_ptr<Rendezvous> rendezvous_;
+};
+
+// Runs `body` in every process of the run and returns its exit code: starts them (--nproc), or
+// takes the place that a launcher has given to this one.
+int with_ranks(const Options& options, const std::function<int(Ranks&)>& body);
+
+}  // namespace trainrt
