@@ -167,8 +167,7 @@ void check_optimizer(const OptimizerSpec& spec) {
 
 ValueId build_update(Graph& graph,
                      const std::vector<ParameterGradient>& parameters,
-                     const OptimizerSpec& spec,
-                     bool guard) {
+                     const OptimizerSpec& spec) {
   check_optimizer(spec);
   UpdateBuilder builder(graph, spec);
   UpdateInputs inputs{};
@@ -183,12 +182,10 @@ ValueId build_update(Graph& graph,
   const ValueId norm = builder.op("GlobalNorm", norm_inputs, {}, "trainrt.global_norm");
   const ValueId reported = builder.op(
       "Cast", {norm}, {{"to", std::string("float32")}}, "trainrt.grad_norm", "trainrt.grad_norm");
-  if (guard || spec.clip_norm > 0) {
-    inputs.grad_scale = builder.op("ClipScale",
-                                   {norm, inputs.grad_scale},
-                                   {{"clip_norm", spec.clip_norm}},
-                                   "trainrt.clip_scale");
-  }
+  inputs.grad_scale = builder.op("ClipScale",
+                                 {norm, inputs.grad_scale},
+                                 {{"clip_norm", spec.clip_norm}},
+                                 "trainrt.clip_scale");
   for (const ParameterGradient& item : parameters) {
     builder.emit(item, inputs);
   }

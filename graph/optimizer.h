@@ -19,11 +19,11 @@ struct ParameterGradient {
 void check_optimizer(const OptimizerSpec& spec);
 
 // Appends the update and its StateUpdates to `graph`; returns the global norm before clipping
-// (float32 scalar). `guard`: a norm that is not finite leaves all parameters as they are, for which
-// every update waits for the norm; without, only clipping makes them wait.
+// (float32 scalar). Every update waits for the norm: one that is not finite leaves all parameters
+// and optimizer states as they are. That costs the memory of all gradients at once, but what a bad
+// step leaves behind is known.
 ValueId build_update(Graph& graph,
                      const std::vector<ParameterGradient>& parameters,
-                     const OptimizerSpec& spec,
-                     bool guard);
+                     const OptimizerSpec& spec);
 
 }  // namespace trainrt

@@ -139,8 +139,7 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
                   "the loss (",
                   spec.loss.kind,
                   ") depends on no trainable parameter; nothing would be trained");
-  const ValueId grad_norm =
-      build_update(graph, parameters, spec.optimizer, /*guard=*/spec.accumulate);
+  const ValueId grad_norm = build_update(graph, parameters, spec.optimizer);
   return finish_training_graph(std::move(graph), loss, grad_norm, std::move(names));
 }
 

@@ -43,7 +43,7 @@ struct TrainingSpec {
   LossSpec loss;
   OptimizerSpec optimizer;
   // Whether gradients are accumulated over micro-batches. Without, a gradient is an intermediate
-  // value and each parameter is updated as soon as its gradient is complete.
+  // value of the one micro-batch.
   bool accumulate = true;
 };
 

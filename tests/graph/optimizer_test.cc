@@ -34,7 +34,7 @@ TrainingGraph update_of(const OptimizerSpec& spec, const Shape& shape, const Vec
   GraphBuilder builder(graph);
   training.loss_sum = builder.scalar(0, DType::kFloat64);
   training.item_count = builder.scalar(1, DType::kFloat64);
-  training.grad_norm = build_update(graph, {{p, g}}, spec, /*guard=*/true);
+  training.grad_norm = build_update(graph, {{p, g}}, spec);
   verify(graph, "update");
   return training;
 }

@@ -111,6 +111,29 @@ TEST(TrainingGraphTest, SplitIntoMicroBatchesChangesNothing) {
   }
 }
 
+TEST(TrainingGraphTest, AGradientThatIsNotFiniteChangesNoParameter) {
+  // The derivative of the square root at 0: w2's gradient is finite, w1's is 0 times infinity.
+  for (const bool accumulate : {false, true}) {
+    Graph graph;
+    GraphBuilder builder(graph);
+    const ValueId x = graph.add_input("x", {DType::kFloat64, {6, kFeatures}}, 0);
+    const ValueId w1 = add_parameter(graph, "w1", {kFeatures, 3}, 0.1);
+    const ValueId w2 = add_parameter(graph, "w2", {3, kClasses}, 0.7);
+    graph.outputs() = {builder.matmul(builder.op("Sqrt", {builder.matmul(x, w1)}), w2)};
+    testing::TrainingLoop loop(build_training_graph(graph, classes_spec(graph, accumulate)));
+    const std::vector<double> before1 = loop.value("w1").to_double();
+    const std::vector<double> before2 = loop.value("w2").to_double();
+    const auto result = loop.step(
+        {{{"x", Tensor::from<double>(std::vector<double>(6 * kFeatures, 0.0), {6, kFeatures})},
+          {"labels", Tensor::from<int64_t>({0, 3, 1, 1, 0, 2}, {6})}}},
+        0.125);
+    EXPECT_TRUE(std::isfinite(result.loss));
+    EXPECT_FALSE(std::isfinite(result.grad_norm));
+    EXPECT_EQ(loop.value("w1").to_double(), before1);
+    EXPECT_EQ(loop.value("w2").to_double(), before2);
+  }
+}
+
 TEST(TrainingGraphTest, TrainingLowersTheLoss) {
   const Graph graph = classifier(6);
   testing::TrainingLoop loop(build_training_graph(graph, classes_spec(graph, true)));
