@@ -41,33 +41,71 @@ void sleep_milliseconds(int64_t count) {
   std::this_thread::sleep_for(std::chrono::milliseconds(count));
 }
 
-TEST(SurvivalTest, ARunKilledAtRandomMomentsEndsAsIfNeverKilled) {
-  const TemporaryFolder folder;
-  const std::string model = folder.file("tiny.onnx");
-  testing::write_text(model, testing::tiny_model());
-  const std::string tensors = "/step-00000300/tensors-00000-of-00001.safetensors";
-  ASSERT_EQ(run_trainrt(run_arguments(model, folder.file("whole"), {"--steps", "300"})).exit_code,
-            0);
+struct Ordeal {
+  int kills;
+  int longest_milliseconds;  // from start to kill
+  int steps;
+  int checkpoint_every;
+};
+
+// Kills a run of `model` at random moments, resuming it after each. No checkpoint that was complete
+// may be lost, and the end must be that of a run never killed.
+void expect_survival(const std::string& model,
+                     const TemporaryFolder& folder,
+                     const Ordeal& ordeal) {
+  const std::string total = std::to_string(ordeal.steps);
+  const std::string whole = folder.file("whole"), checkpoints = folder.file("killed");
+  ASSERT_EQ(run_trainrt(run_arguments(model, whole, {"--steps", total})).exit_code, 0);
+  const std::vector<std::string> arguments = run_arguments(model,
+                                                           checkpoints,
+                                                           {"--steps",
+                                                            total,
+                                                            "--checkpoint-every",
+                                                            std::to_string(ordeal.checkpoint_every),
+                                                            "--resume"});
   std::mt19937 random(11);
-  const std::string checkpoints = folder.file("killed");
-  const std::vector<std::string> arguments =
-      run_arguments(model, checkpoints, {"--steps", "300", "--checkpoint-every", "3", "--resume"});
-  int kills = 0;
-  while (kills < 8) {
+  int64_t newest = 0;
+  for (int kill = 0; kill < ordeal.kills; ++kill) {
     const pid_t pid = start_trainrt(arguments, folder.path());
-    sleep_milliseconds(20 + static_cast<int64_t>(random() % 150));
+    sleep_milliseconds(20 + static_cast<int64_t>(random()) % ordeal.longest_milliseconds);
     ::kill(pid, SIGKILL);
     const ProgramResult result = finish_trainrt(pid, folder.path());
-    ++kills;
     if (result.exit_code == 0) {
       break;  // it was faster
     }
     ASSERT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
+    const std::optional<Checkpoint> checkpoint = Checkpoint::newest(checkpoints);
+    const int64_t step = checkpoint ? checkpoint->position().step : 0;
+    ASSERT_GE(step, newest) << "kill " << kill;
+    newest = step;
   }
+  ::testing::Test::RecordProperty("newest_checkpoint_before_the_end", std::to_string(newest));
   const ProgramResult last = run_trainrt(arguments);
   ASSERT_EQ(last.exit_code, 0) << last.err;
-  ASSERT_FALSE(file_text(folder.file("whole") + tensors).empty());
-  EXPECT_EQ(file_text(folder.file("whole") + tensors), file_text(checkpoints + tensors));
+  const std::string tensors = concat("/step-", std::string(8 - total.size(), '0'), total) +
+                              "/tensors-00000-of-00001.safetensors";
+  ASSERT_FALSE(file_text(whole + tensors).empty());
+  EXPECT_EQ(file_text(whole + tensors), file_text(checkpoints + tensors));
+}
+
+TEST(SurvivalTest, ARunKilledAtRandomMomentsEndsAsIfNeverKilled) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("tiny.onnx");
+  testing::write_text(model, testing::tiny_model());
+  expect_survival(model,
+                  folder,
+                  {.kills = 8, .longest_milliseconds = 150, .steps = 300, .checkpoint_every = 3});
+}
+
+// Saving after every step, a model whose checkpoints take longer than its steps: most kills fall
+// into a save.
+TEST(LongSurvivalTest, FiftyKillsAlsoDuringSavesLoseNothing) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("mlp.onnx");
+  ASSERT_EQ(run_trainrt({"model", "mlp", "--hidden", "512", "-o", model}).exit_code, 0);
+  expect_survival(model,
+                  folder,
+                  {.kills = 50, .longest_milliseconds = 1500, .steps = 600, .checkpoint_every = 1});
 }
 
 TEST(SurvivalTest, AStopSignalSavesAndLeaves) {

@@ -2,7 +2,7 @@
 
 namespace trainrt::testing {
 
-// SOURCE_DIR, BINARY_DIR and AUSTEN_TEXT come from tests/CMakeLists.txt.
+// The macros come from tests/CMakeLists.txt.
 std::string source_path(const std::string& relative) {
   return std::string(SOURCE_DIR) + "/" + relative;
 }
@@ -13,6 +13,10 @@ std::string trainrt_binary() {
 
 std::string austen_text() {
   return AUSTEN_TEXT;
+}
+
+std::string onnxruntime_folder() {
+  return ONNXRUNTIME_DIR;
 }
 
 std::string fashion_mnist() {
