@@ -5,10 +5,10 @@
 //   means scale q k^T + mask
 //
 // A constant mask that is 0 on and below the diagonal and hugely negative above, or a Where on a
-// constant lower triangle, becomes `causal`. Other masks stay inputs, unless something trained is
-// behind them (relative position biases): FusedAttention has no gradient for them.
-#include <set>
-
+// constant lower triangle, becomes `causal`. Other masks stay inputs; trained ones (relative
+// position biases) get their gradient. Heads of k and v repeated by Reshape, Expand, Reshape are
+// read once (grouped-query attention), and transposes that only bring heads before the sequence are
+// left to the operator (`sequence_major`).
 #include "graph/op_def.h"
 #include "graph/passes/fusion.h"
 
@@ -23,7 +23,8 @@ struct Match {
   std::vector<int64_t> k_permutation;  // makes [..., sk, d] of k; empty: it is that
   double scale = 1;
   bool causal = false;
-  Attributes attributes;  // of the dropout
+  std::vector<int64_t> sequence_major = {0, 0, 0, 0};  // of q, k, v, y
+  Attributes attributes;                               // of the dropout
 };
 
 const Node* producer(const FusionContext& f, ValueId value, const char* op_type) {
@@ -70,27 +71,6 @@ bool is_triangle(const FusionContext& f, ValueId value, Wanted&& wanted) {
     }
   }
   return true;
-}
-
-bool depends_on_parameter(const FusionContext& f, ValueId value) {
-  std::vector<ValueId> open = {value};
-  std::set<ValueId> seen;
-  while (!open.empty()) {
-    const ValueId id = open.back();
-    open.pop_back();
-    if (id == kNoValue || !seen.insert(id).second) {
-      continue;
-    }
-    const Value& current = f.graph().value(id);
-    if (current.kind == ValueKind::kParameter) {
-      return true;
-    }
-    if (current.producer != kNoNode) {
-      const std::vector<ValueId>& inputs = f.graph().node(current.producer).inputs;
-      open.insert(open.end(), inputs.begin(), inputs.end());
-    }
-  }
-  return false;
 }
 
 // The product q k^T, where k^T may be a transpose that then disappears.
@@ -140,7 +120,7 @@ bool match_added_mask(const FusionContext& f, const Node& add, Match& match) {
     }
     if (is_triangle(f, mask, [](bool above, double x) { return above ? x <= kHuge : x == 0; })) {
       attempt.causal = true;
-    } else if (match.mask == kNoValue && match.scale == 1 && !depends_on_parameter(f, mask)) {
+    } else if (match.mask == kNoValue && match.scale == 1) {
       attempt.mask = mask;
     } else {
       continue;
@@ -200,6 +180,73 @@ bool shapes_fit(const FusionContext& f, const Match& match) {
   return !match.causal || q[q.size() - 2] == k[k.size() - 2];
 }
 
+// If `value` is [..., h, s, d] made of [..., g, s, d] by repeating each head h / g times in a row,
+// returns the latter.
+ValueId strip_repeated_heads(const FusionContext& f, ValueId value) {
+  const Node* outer = producer(f, value, "Reshape");
+  const Node* expand = outer == nullptr ? nullptr : producer(f, outer->inputs[0], "Expand");
+  const Node* inner = expand == nullptr ? nullptr : producer(f, expand->inputs[0], "Reshape");
+  if (inner == nullptr) {
+    return kNoValue;
+  }
+  const ValueId heads = inner->inputs[0];
+  const Shape from = f.shape(heads);
+  if (from.size() < 3) {
+    return kNoValue;
+  }
+  const auto head = from.end() - 3;  // what follows it is kept
+  const auto with = [&](const Shape& middle) {
+    Shape shape(from.begin(), head);
+    shape.insert(shape.end(), middle.begin(), middle.end());
+    shape.insert(shape.end(), head + 1, from.end());
+    return shape;
+  };
+  const Shape wide = f.shape(expand->outputs[0]);
+  const int64_t repeats = wide.size() == from.size() + 1 ? wide[from.size() - 2] : 0;
+  const bool matches = f.shape(expand->inputs[0]) == with({*head, 1}) &&
+                       wide == with({*head, repeats}) && f.shape(value) == with({*head * repeats});
+  return matches ? heads : kNoValue;
+}
+
+// A permutation that swaps the heads and the sequence: [..., a, b, width] -> [..., b, a, width].
+bool swaps_heads(const std::vector<int64_t>& permutation) {
+  const size_t ndim = permutation.size();
+  for (size_t d = 0; d < ndim; ++d) {
+    const size_t wanted = d + 3 == ndim ? d + 1 : (d + 2 == ndim ? d - 1 : d);
+    if (permutation[d] != static_cast<int64_t>(wanted)) {
+      return false;
+    }
+  }
+  return ndim >= 3;
+}
+
+// Reads through a transpose of heads and sequence.
+void strip_transpose(const FusionContext& f, ValueId& value, int64_t& sequence_major) {
+  const Node* transpose = producer(f, value, "Transpose");
+  if (transpose != nullptr && swaps_heads(transpose->attributes.get_ints("perm"))) {
+    value = transpose->inputs[0];
+    sequence_major = 1;
+  }
+}
+
+// Brings the operands to the forms that the operator reads by itself.
+void simplify_operands(FusionContext& f, Match& match) {
+  if (match.k_permutation.empty()) {
+    const ValueId k = strip_repeated_heads(f, match.k), v = strip_repeated_heads(f, match.v);
+    if (k != kNoValue && v != kNoValue && f.shape(k).end()[-3] == f.shape(v).end()[-3]) {
+      match.k = k;
+      match.v = v;
+    }
+    strip_transpose(f, match.k, match.sequence_major[1]);
+  } else if (swaps_heads(match.k_permutation)) {
+    match.sequence_major[1] = 1;
+  } else {
+    match.k = f.transpose(match.k, match.k_permutation);
+  }
+  strip_transpose(f, match.q, match.sequence_major[0]);
+  strip_transpose(f, match.v, match.sequence_major[2]);
+}
+
 bool fuse(FusionContext& f) {
   const Node root = f.graph().node(f.root());
   if (root.attributes.get_int("trans_a", 0) != 0 || root.attributes.get_int("trans_b", 0) != 0) {
@@ -227,13 +274,14 @@ bool fuse(FusionContext& f) {
   if (!match_scores(f, softmax->inputs[0], match) || !shapes_fit(f, match)) {
     return false;
   }
+  simplify_operands(f, match);
   Attributes attributes = match.attributes;
   attributes.set("scale", match.scale);
   if (match.causal) {
     attributes.set("causal", int64_t{1});
   }
-  if (!match.k_permutation.empty()) {
-    match.k = f.transpose(match.k, match.k_permutation);
+  if (match.sequence_major != std::vector<int64_t>{0, 0, 0, 0}) {
+    attributes.set("sequence_major", match.sequence_major);
   }
   std::vector<ValueId> inputs = {match.q, match.k, match.v};
   if (match.mask != kNoValue) {
@@ -243,7 +291,25 @@ bool fuse(FusionContext& f) {
   return true;
 }
 
+// Transpose(FusedAttention) that swaps heads and sequence: y is written that way at once.
+bool fuse_output(FusionContext& f) {
+  const Node root = f.graph().node(f.root());
+  const Node* found = producer(f, root.inputs[0], "FusedAttention");
+  if (found == nullptr || !f.single_use(root.inputs[0]) ||
+      !swaps_heads(root.attributes.get_ints("perm"))) {
+    return false;
+  }
+  const Node attention = *found;
+  Attributes attributes = attention.attributes;
+  std::vector<int64_t> flags = attributes.get_ints("sequence_major", {0, 0, 0, 0});
+  flags[3] = 1 - flags[3];
+  attributes.set("sequence_major", flags);
+  f.replace(root.outputs[0], f.op("FusedAttention", attention.inputs, attributes));
+  return true;
+}
+
 const RegisterFusion kAttention{{"FusedAttention", "MatMul", 40, fuse}};
+const RegisterFusion kAttentionOutput{{"transposed FusedAttention", "Transpose", 39, fuse_output}};
 
 }  // namespace
 

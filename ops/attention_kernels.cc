@@ -1,11 +1,13 @@
 // The probabilities of a block of kBlock queries against all keys they see exist at a time, in the
-// workspace: 64 rows instead of heads * queries rows. The gradient makes them again from q, k and
-// the saved log of the row sums (as FlashAttention does; Dao et al., 2022). Keys after the last
-// visible one of a block are never touched, so a causal mask halves the work.
+// workspace: kBlock rows instead of heads * queries rows. The gradient makes them again from q, k
+// and the saved log of the row sums (as FlashAttention does; Dao et al., 2022). Keys after the last
+// visible one of a block are never touched, so a causal mask halves the work. Rows of scores end in
+// whole vectors: keys that a query must not see have score -inf there, hence probability 0.
 //
-// Work is cut by head, and in the forward pass by kChunk queries; every unit is computed alone, so
-// the number of units per task, which follows the number of threads to bound the workspace, does
-// not change a bit.
+// Work is cut by head (of k and v, in the backward pass: their gradients sum over the queries'
+// heads that share them), and in the forward pass by kChunk queries; every unit is computed alone,
+// so the number of units per task, which follows the number of threads to bound the workspace, does
+// not change a bit. Tensors of 16-bit floats are converted head by head and computed in float.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,24 +22,44 @@ namespace trainrt::attention {
 
 namespace {
 
-constexpr int64_t kBlock = 64;
+constexpr int64_t kBlock = 32;
 constexpr int64_t kChunk = 256;
+constexpr int64_t kSumBlock = 512;  // terms summed in the narrow type
+
+Layout layout_of(const Shape& head_major_shape, bool sequence_major) {
+  const size_t ndim = head_major_shape.size();
+  const int64_t heads = ndim > 2 ? head_major_shape[ndim - 3] : 1;
+  const int64_t rows = head_major_shape[ndim - 2], width = head_major_shape[ndim - 1];
+  return {heads * rows * width,
+          sequence_major ? width : rows * width,
+          sequence_major ? heads * width : width};
+}
 
 template <typename Context>
 Problem make_problem(const Context& op) {
+  const Attributes& attributes = op.attributes();
+  const auto shape = [&](int input, Operand operand) {
+    return head_major(op.input_shape(input), is_sequence_major(attributes, operand));
+  };
   Problem p;
-  const Shape &q = op.input_shape(0), &k = op.input_shape(1), &v = op.input_shape(2);
+  const Shape q = shape(0, kQ), k = shape(1, kK), v = shape(2, kV);
   const int ndim = static_cast<int>(q.size());
-  p.heads = dims_product(q, 0, ndim - 2);
+  p.samples = dims_product(q, 0, ndim - 3);
+  p.heads = ndim > 2 ? q[q.size() - 3] : 1;
+  p.kv_heads = ndim > 2 ? k[k.size() - 3] : 1;
   p.sq = q[q.size() - 2];
   p.d = q.back();
   p.sk = k[k.size() - 2];
   p.e = v.back();
-  const Attributes& attributes = op.attributes();
+  p.q = layout_of(q, is_sequence_major(attributes, kQ));
+  p.k = layout_of(k, is_sequence_major(attributes, kK));
+  p.v = layout_of(v, is_sequence_major(attributes, kV));
   p.scale = attributes.get_float("scale", 1);
   p.causal = attributes.get_int("causal", 0) != 0;
   p.ratio = attributes.get_float("ratio", 0);
   p.probabilities = q;
+  p.probabilities.back() = p.e;
+  p.y = layout_of(p.probabilities, is_sequence_major(attributes, kY));
   p.probabilities.back() = p.sk;
   p.has_mask = op.has_input(kMaskInput);
   if (p.has_mask) {
@@ -62,29 +84,59 @@ int64_t num_chunks(const Problem& p) {
   return (p.sq + kChunk - 1) / kChunk;
 }
 
-template <typename T>
+// Units of the backward pass: what sums into one place stays together.
+struct Units {
+  Units(const Problem& p, bool mask_grad)
+      : samples(mask_grad && !p.mask_varies_by_sample() ? 1 : p.samples),
+        heads(mask_grad && !p.mask_varies_by_head() ? 1 : p.kv_heads) {}
+  int64_t count() const { return samples * heads; }
+  int64_t samples, heads;
+};
+
+template <typename C>
+int64_t whole_vectors(int64_t n) {
+  return (n + kVector<C> - 1) / kVector<C> * kVector<C>;
+}
+
+template <typename C>
 int64_t padded_keys(const Problem& p) {
-  const int64_t width = 2 * kVector<T>;
+  const int64_t width = 2 * kVector<C>;
   return (p.sk + width - 1) / width * width;
 }
 
-// The arrays of one task, one after the other; a null base only counts bytes.
-template <typename T>
+// The arrays of one task, one after the other; a null base only counts bytes. T: the tensors' type,
+// C: that of the arithmetic. Copies exist only where the two differ.
+template <typename T, typename C>
 struct Scratch {
   Scratch(const Problem& p, std::byte* base, bool backward)
       : next_(reinterpret_cast<uintptr_t>(base)) {
-    keys = take<T>(packed_size<T>(p.sk, p.d));
-    scores = take<T>(kBlock * padded_keys<T>(p));
+    constexpr bool kCopies = !std::is_same_v<T, C>;
+    keys = take<C>(packed_size<C>(p.sk, p.d));
+    scores = take<C>(kBlock * padded_keys<C>(p));
     if (p.ratio > 0) {
       words = take<uint32_t>(RandomRows::words_for(p.sk));
     }
     if (backward) {
-      values = take<T>(packed_size<T>(p.sk, p.e));
-      grads = take<T>(kBlock * padded_keys<T>(p));
-      dropped = p.ratio > 0 ? take<T>(kBlock * padded_keys<T>(p)) : scores;
+      values = take<C>(packed_size<C>(p.sk, p.e));
+      grads = take<C>(kBlock * padded_keys<C>(p));
+      dropped = p.ratio > 0 ? take<C>(kBlock * padded_keys<C>(p)) : scores;
+    }
+    if (kCopies) {
+      q = take<C>(kBlock * p.d);
+      v = take<C>(p.sk * p.e);
+      y = take<C>(kBlock * p.e);
+      if (backward) {
+        k = take<C>(p.sk * p.d);
+        dy = take<C>(kBlock * p.e);
+        dq = take<C>(kBlock * p.d);
+        dk = take<C>(p.sk * p.d);
+        dv = take<C>(p.sk * p.e);
+      }
     }
   }
-  T *keys = nullptr, *scores = nullptr, *values = nullptr, *grads = nullptr, *dropped = nullptr;
+  C *keys = nullptr, *scores = nullptr, *values = nullptr, *grads = nullptr, *dropped = nullptr;
+  C *q = nullptr, *k = nullptr, *v = nullptr, *y = nullptr, *dy = nullptr;
+  C *dq = nullptr, *dk = nullptr, *dv = nullptr;
   uint32_t* words = nullptr;
   int64_t bytes = 0;
 
@@ -98,339 +150,446 @@ struct Scratch {
   uintptr_t next_;
 };
 
-// Pointers to the tensors of one head.
-template <typename T>
-struct Head {
-  Head(const KernelContext& op, const Problem& p, int64_t index)
-      : q(op.input<T>(0) + index * p.sq * p.d),
-        k(op.input<T>(1) + index * p.sk * p.d),
-        v(op.input<T>(2) + index * p.sk * p.e),
-        mask(op.input<T>(kMaskInput)) {}
-  const T *q, *k, *v, *mask;
+// Rows of one head, `stride` elements apart.
+template <typename C>
+struct Rows {
+  C* data = nullptr;
+  int64_t stride = 0;
 };
 
-// One row of scaled and masked scores; returns their maximum.
-template <typename T>
-T finish_scores(const Problem& p, const T* mask, int64_t head, int64_t i, T* row, int64_t n) {
-  const T scale = static_cast<T>(p.scale);
-  T max = -std::numeric_limits<T>::infinity();
-  if (mask != nullptr) {
-    const T* mask_row = mask + p.mask_offset(head, i);
-    const int64_t stride = p.mask_strides.back();
-#pragma omp simd reduction(max : max)
-    for (int64_t j = 0; j < n; ++j) {
-      row[j] = row[j] * scale + mask_row[j * stride];
-      max = row[j] > max ? row[j] : max;
+// `count` rows of a tensor for reading, converted into `copy` where the types differ.
+template <typename C, typename T>
+Rows<const C> read_rows(const T* from, int64_t stride, int64_t count, int64_t width, C* copy) {
+  if constexpr (std::is_same_v<T, C>) {
+    return {from, stride};
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t j = 0; j < width; ++j) {
+        copy[i * width + j] = load<C>(from[i * stride + j]);
+      }
     }
-    return max;
+    return {copy, width};
   }
-#pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < n; ++j) {
-    row[j] *= scale;
-    max = row[j] > max ? row[j] : max;
-  }
-  return max;
 }
 
-uint32_t drop_limit(double ratio) {
-  return static_cast<uint32_t>(std::min(ratio * 0x1p32, 4294967295.0));
+// The same for writing; write_back() then brings the copy home.
+template <typename C, typename T>
+Rows<C> rows_to_write(T* to, int64_t stride, int64_t width, C* copy) {
+  if constexpr (std::is_same_v<T, C>) {
+    return {to, stride};
+  } else {
+    return {copy, width};
+  }
+}
+
+template <typename C, typename T>
+void write_back(Rows<C> rows, T* to, int64_t stride, int64_t count, int64_t width) {
+  if constexpr (!std::is_same_v<T, C>) {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t j = 0; j < width; ++j) {
+        to[i * stride + j] = store<T>(rows.data[i * rows.stride + j]);
+      }
+    }
+  }
+}
+
+template <typename C>
+void clear_rows(Rows<C> rows, int64_t count, int64_t width) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::fill_n(rows.data + i * rows.stride, width, C(0));
+  }
+}
+
+// Scales and masks one row of scores, -inf from `visible` to the end of the vector.
+template <typename C, typename T>
+void finish_scores(
+    const Problem& p, const T* mask, int64_t index, int64_t i, C* row, int64_t visible) {
+  const C scale = static_cast<C>(p.scale);
+  const int64_t end = whole_vectors<C>(visible);
+#pragma omp simd
+  for (int64_t j = 0; j < end; ++j) {
+    row[j] *= scale;
+  }
+  if (mask != nullptr) {
+    const T* mask_row = mask + p.mask_offset(index, i);
+    if (p.mask_strides.back() == 1) {
+#pragma omp simd
+      for (int64_t j = 0; j < visible; ++j) {
+        row[j] += load<C>(mask_row[j]);
+      }
+    } else {  // a constant for the row
+      const C value = load<C>(mask_row[0]);
+#pragma omp simd
+      for (int64_t j = 0; j < end; ++j) {
+        row[j] += value;
+      }
+    }
+  }
+  std::fill(row + visible, row + end, -std::numeric_limits<C>::infinity());
 }
 
 // out = in where kept, scaled, else 0.
-template <typename T>
+template <typename C>
 void drop_row(const Problem& p,
               const RandomRows& random,
-              int64_t head,
-              int64_t i,
-              const T* in,
-              T* out,
+              int64_t row,
+              const C* in,
+              C* out,
               int64_t n,
               uint32_t* words) {
   const uint32_t limit = drop_limit(p.ratio);
-  const T scale = p.ratio < 1 ? static_cast<T>(1 / (1 - p.ratio)) : T(0);
-  const uint32_t* draws = random.draw(head * p.sq + i, n, words);
+  const C scale = p.ratio < 1 ? static_cast<C>(1 / (1 - p.ratio)) : C(0);
+  const uint32_t* draws = random.draw(row, n, words);
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
-    out[j] = draws[j] >= limit ? in[j] * scale : T(0);
+    out[j] = draws[j] >= limit ? in[j] * scale : C(0);
   }
 }
 
-// y and lse of queries [begin, end), at most kBlock of them.
-template <typename T>
+// row = exp(row - max); returns the sum. `n` is a whole number of vectors.
+template <typename C>
+double exponentials(C* row, int64_t n, C max) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t end = std::min(n, begin + kSumBlock);
+#pragma omp simd
+    for (int64_t j = begin; j < end; ++j) {
+      row[j] = vmath::exp_nonpositive(row[j] - max);
+    }
+    total += static_cast<double>(vector_sum(row + begin, end - begin));
+  }
+  return total;
+}
+
+// y and lse of queries [begin, end), at most kBlock of them; `index` is sample * heads + head.
+template <typename T, typename C>
 void forward_block(KernelContext& op,
                    const Problem& p,
-                   const Head<T>& head,
                    int64_t index,
                    int64_t begin,
                    int64_t end,
+                   Rows<const C> v,
                    const RandomRows* random,
-                   const Scratch<T>& scratch) {
-  const int64_t ld = padded_keys<T>(p), n = p.visible(end - 1);
-  gemm_packed<T>(
-      {head.q + begin * p.d, p.d, 1}, scratch.keys, scratch.scores, ld, end - begin, n, p.d);
-  T* lse = op.output<T>(1);
-  T factor[kBlock];
+                   const Scratch<T, C>& scratch) {
+  const int64_t ld = padded_keys<C>(p), n = p.visible(end - 1), rows = end - begin;
+  const int64_t sample = index / p.heads, head = index % p.heads;
+  const T* q_rows = op.input<T>(0) + p.q.offset(sample, head) + begin * p.q.row;
+  const Rows<const C> q = read_rows(q_rows, p.q.row, rows, p.d, scratch.q);
+  gemm_packed<C>({q.data, q.stride, 1}, scratch.keys, scratch.scores, ld, rows, n, p.d);
+  C* lse = op.output<C>(1);
+  C factor[kBlock];
   for (int64_t i = begin; i < end; ++i) {
-    T* row = scratch.scores + (i - begin) * ld;
-    const int64_t visible = p.visible(i);
-    const T max = finish_scores(p, head.mask, index, i, row, visible);
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < visible; ++j) {
-      row[j] = vmath::exp(row[j] - max);
-      sum += static_cast<double>(row[j]);
-    }
-    std::fill(row + visible, row + n, T(0));
-    factor[i - begin] = static_cast<T>(1 / sum);
+    C* row = scratch.scores + (i - begin) * ld;
+    const int64_t visible = p.visible(i), whole = whole_vectors<C>(visible);
+    finish_scores(p, op.input<T>(kMaskInput), index, i, row, visible);
+    const C max = vector_max(row, whole);
+    const double sum = exponentials(row, whole, max);
+    std::fill(row + whole, row + whole_vectors<C>(n), C(0));
+    factor[i - begin] = static_cast<C>(1 / sum);
     if (lse != nullptr) {
-      lse[index * p.sq + i] = static_cast<T>(static_cast<double>(max) + std::log(sum));
+      lse[index * p.sq + i] = static_cast<C>(static_cast<double>(max) + std::log(sum));
     }
     if (random != nullptr) {
-      drop_row(p, *random, index, i, row, row, visible, scratch.words);
+      drop_row(p, *random, index * p.sq + i, row, row, visible, scratch.words);
     }
   }
-  T* y = op.output<T>(0) + (index * p.sq + begin) * p.e;
-  gemm_small<T>({scratch.scores, ld, 1}, head.v, p.e, y, p.e, end - begin, p.e, n, false);
-  for (int64_t i = 0; i < end - begin; ++i) {
+  T* y_rows = op.output<T>(0) + p.y.offset(sample, head) + begin * p.y.row;
+  const Rows<C> y = rows_to_write(y_rows, p.y.row, p.e, scratch.y);
+  gemm_small<C>({scratch.scores, ld, 1}, v.data, v.stride, y.data, y.stride, rows, p.e, n, false);
+  for (int64_t i = 0; i < rows; ++i) {
+    C* to = y.data + i * y.stride;
 #pragma omp simd
     for (int64_t j = 0; j < p.e; ++j) {
-      y[i * p.e + j] *= factor[i];
+      to[j] *= factor[i];
     }
   }
+  write_back(y, y_rows, p.y.row, rows, p.e);
 }
 
-template <typename T>
+template <typename T, typename C>
 void forward(KernelContext& op) {
   const Problem p = problem_of(op);
-  const Cut work = cut(p.heads * num_chunks(p), op.device().spec().threads);
-  const int64_t bytes = Scratch<T>(p, nullptr, false).bytes;
+  const int64_t units = p.samples * p.heads * num_chunks(p);
+  const Cut work = cut(units, op.device().spec().threads);
+  const int64_t bytes = Scratch<T, C>(p, nullptr, false).bytes;
   const RandomRows random_rows(op, p.probabilities);
   const RandomRows* random = p.ratio > 0 ? &random_rows : nullptr;
-  op.parallel_for(p.heads * num_chunks(p), work.grain, [&](int64_t first, int64_t last) {
-    const Scratch<T> scratch(p, op.workspace().data() + first / work.grain * bytes, false);
-    int64_t packed = -1;
+  op.parallel_for(units, work.grain, [&](int64_t first, int64_t last) {
+    const Scratch<T, C> scratch(p, op.workspace().data() + first / work.grain * bytes, false);
+    int64_t ready = -1;  // the head of k and v that lies in the scratch
+    Rows<const C> v;
     for (int64_t unit = first; unit < last; ++unit) {
       const int64_t index = unit / num_chunks(p), chunk = unit % num_chunks(p) * kChunk;
-      const Head<T> head(op, p, index);
-      if (packed != index) {
-        pack_transposed(head.k, p.sk, p.d, scratch.keys);
-        packed = index;
+      const int64_t sample = index / p.heads, kv_head = index % p.heads / p.group();
+      if (ready != sample * p.kv_heads + kv_head) {
+        ready = sample * p.kv_heads + kv_head;
+        const T* k = op.input<T>(1) + p.k.offset(sample, kv_head);
+        pack_transposed(k, p.k.row, p.sk, p.d, scratch.keys);
+        v = read_rows(op.input<T>(2) + p.v.offset(sample, kv_head), p.v.row, p.sk, p.e, scratch.v);
       }
       const int64_t chunk_end = std::min(p.sq, chunk + kChunk);
       for (int64_t i = chunk; i < chunk_end; i += kBlock) {
-        forward_block(op, p, head, index, i, std::min(chunk_end, i + kBlock), random, scratch);
+        forward_block(op, p, index, i, std::min(chunk_end, i + kBlock), v, random, scratch);
       }
     }
   });
 }
 
-// Gradients of one head that queries [begin, end) contribute to.
-template <typename T>
+// Where the gradients of one head of k and v are summed; absent ones are null.
+template <typename C>
+struct KeyGradients {
+  Rows<const C> k;
+  Rows<C> dk, dv;
+  C* dmask = nullptr;  // of the whole mask
+};
+
+// Probabilities to scratch.scores, after dropout to scratch.dropped, and the gradients of the
+// unscaled scores to scratch.grads, for queries [begin, end).
+template <typename T, typename C>
+void score_gradients(KernelContext& op,
+                     const Problem& p,
+                     int64_t index,
+                     int64_t begin,
+                     int64_t end,
+                     const RandomRows* random,
+                     const Scratch<T, C>& scratch) {
+  const int64_t ld = padded_keys<C>(p), n = p.visible(end - 1);
+  const C* lse = op.input<C>(5) + index * p.sq;
+  const C* dlse = op.input<C>(7);
+  for (int64_t i = begin; i < end; ++i) {
+    C* row = scratch.scores + (i - begin) * ld;
+    C* grad = scratch.grads + (i - begin) * ld;
+    C* dropped = scratch.dropped + (i - begin) * ld;
+    const int64_t visible = p.visible(i), whole = whole_vectors<C>(visible);
+    finish_scores(p, op.input<T>(kMaskInput), index, i, row, visible);
+    const C shift = lse[i];
+#pragma omp simd
+    for (int64_t j = 0; j < whole; ++j) {
+      row[j] = vmath::exp_nonpositive(row[j] - shift);
+    }
+    if (random != nullptr) {
+      const int64_t draw = index * p.sq + i;
+      drop_row(p, *random, draw, row, dropped, visible, scratch.words);
+      drop_row(p, *random, draw, grad, grad, visible, scratch.words);
+      std::fill(dropped + visible, dropped + whole_vectors<C>(n), C(0));
+    }
+    // The sum of y dy, found in the scores: y itself would come from memory.
+    C along = vector_dot(row, grad, whole);
+    if (dlse != nullptr) {  // d lse / d score is the probability
+      along -= dlse[index * p.sq + i];
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < whole; ++j) {
+      grad[j] = row[j] * (grad[j] - along);
+    }
+    std::fill(row + whole, row + whole_vectors<C>(n), C(0));
+    std::fill(grad + whole, grad + whole_vectors<C>(n), C(0));
+  }
+}
+
+// Adds a block's score gradients to the mask's.
+template <typename C>
+void add_mask_gradient(const Problem& p,
+                       int64_t index,
+                       int64_t begin,
+                       int64_t end,
+                       const C* grads,
+                       int64_t ld,
+                       C* dmask) {
+  for (int64_t i = begin; i < end; ++i) {
+    const C* grad = grads + (i - begin) * ld;
+    C* to = dmask + p.mask_offset(index, i);
+    const int64_t visible = p.visible(i);
+    if (p.mask_strides.back() == 1) {
+#pragma omp simd
+      for (int64_t j = 0; j < visible; ++j) {
+        to[j] += grad[j];
+      }
+    } else {
+      C sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < visible; ++j) {
+        sum += grad[j];
+      }
+      *to += sum;
+    }
+  }
+}
+
+// What queries [begin, end) of one head contribute.
+template <typename T, typename C>
 void backward_block(KernelContext& op,
                     const Problem& p,
-                    const Head<T>& head,
                     int64_t index,
                     int64_t begin,
                     int64_t end,
+                    const KeyGradients<C>& keys,
                     const RandomRows* random,
-                    const Scratch<T>& scratch) {
-  const int64_t ld = padded_keys<T>(p), n = p.visible(end - 1), rows = end - begin;
-  const T* y = op.input<T>(4) + (index * p.sq + begin) * p.e;
-  const T* lse = op.input<T>(5) + index * p.sq;
-  const T* dy = op.input<T>(6) + (index * p.sq + begin) * p.e;
-  const T* dlse = op.input<T>(7);
-  gemm_packed<T>({head.q + begin * p.d, p.d, 1}, scratch.keys, scratch.scores, ld, rows, n, p.d);
-  gemm_packed<T>({dy, p.e, 1}, scratch.values, scratch.grads, ld, rows, n, p.e);
-  for (int64_t i = begin; i < end; ++i) {
-    T* row = scratch.scores + (i - begin) * ld;
-    T* grad = scratch.grads + (i - begin) * ld;
-    T* dropped = scratch.dropped + (i - begin) * ld;
-    const int64_t visible = p.visible(i);
-    finish_scores(p, head.mask, index, i, row, visible);
-    double along = 0;  // sum of y dy = sum over keys of probability times its gradient
-    for (int64_t j = 0; j < p.e; ++j) {
-      along += static_cast<double>(y[(i - begin) * p.e + j]) *
-               static_cast<double>(dy[(i - begin) * p.e + j]);
-    }
-    if (dlse != nullptr) {  // d lse / d score is the probability
-      along -= static_cast<double>(dlse[index * p.sq + i]);
-    }
-    const T shift = lse[i], mean = static_cast<T>(along), scale = static_cast<T>(p.scale);
+                    const Scratch<T, C>& scratch) {
+  const int64_t ld = padded_keys<C>(p), n = p.visible(end - 1), rows = end - begin;
+  const int64_t sample = index / p.heads, head = index % p.heads;
+  const int64_t q_at = p.q.offset(sample, head) + begin * p.q.row;
+  const int64_t y_at = p.y.offset(sample, head) + begin * p.y.row;
+  const Rows<const C> q = read_rows(op.input<T>(0) + q_at, p.q.row, rows, p.d, scratch.q);
+  const Rows<const C> dy = read_rows(op.input<T>(6) + y_at, p.y.row, rows, p.e, scratch.dy);
+  gemm_packed<C>({q.data, q.stride, 1}, scratch.keys, scratch.scores, ld, rows, n, p.d);
+  gemm_packed<C>({dy.data, dy.stride, 1}, scratch.values, scratch.grads, ld, rows, n, p.e);
+  score_gradients(op, p, index, begin, end, random, scratch);
+  if (keys.dmask != nullptr) {
+    add_mask_gradient(p, index, begin, end, scratch.grads, ld, keys.dmask);
+  }
+  const C scale = static_cast<C>(p.scale);
+  for (int64_t i = 0; i < rows; ++i) {
+    C* grad = scratch.grads + i * ld;
 #pragma omp simd
-    for (int64_t j = 0; j < visible; ++j) {
-      row[j] = vmath::exp(row[j] - shift);
+    for (int64_t j = 0; j < whole_vectors<C>(n); ++j) {
+      grad[j] *= scale;
     }
-    if (random != nullptr) {
-      drop_row(p, *random, index, i, row, dropped, visible, scratch.words);
-      drop_row(p, *random, index, i, grad, grad, visible, scratch.words);
-    }
-#pragma omp simd
-    for (int64_t j = 0; j < visible; ++j) {
-      grad[j] = row[j] * (grad[j] - mean) * scale;
-    }
-    std::fill(dropped + visible, dropped + n, T(0));
-    std::fill(grad + visible, grad + n, T(0));
   }
-  T* dq = op.output<T>(0);
-  if (dq != nullptr) {
-    dq += (index * p.sq + begin) * p.d;
-    gemm_small<T>({scratch.grads, ld, 1}, head.k, p.d, dq, p.d, rows, p.d, n, false);
+  if (op.has_output(0)) {
+    T* to = op.output<T>(0) + q_at;
+    const Rows<C> dq = rows_to_write(to, p.q.row, p.d, scratch.dq);
+    gemm_small<C>({scratch.grads, ld, 1},
+                  keys.k.data,
+                  keys.k.stride,
+                  dq.data,
+                  dq.stride,
+                  rows,
+                  p.d,
+                  n,
+                  false);
+    write_back(dq, to, p.q.row, rows, p.d);
   }
-  if (T* dk = op.output<T>(1)) {
-    dk += index * p.sk * p.d;
-    gemm_small<T>({scratch.grads, 1, ld}, head.q + begin * p.d, p.d, dk, p.d, n, p.d, rows, true);
+  if (keys.dk.data != nullptr) {
+    gemm_small<C>(
+        {scratch.grads, 1, ld}, q.data, q.stride, keys.dk.data, keys.dk.stride, n, p.d, rows, true);
   }
-  if (T* dv = op.output<T>(2)) {
-    dv += index * p.sk * p.e;
-    gemm_small<T>({scratch.dropped, 1, ld}, dy, p.e, dv, p.e, n, p.e, rows, true);
+  if (keys.dv.data != nullptr) {
+    gemm_small<C>({scratch.dropped, 1, ld},
+                  dy.data,
+                  dy.stride,
+                  keys.dv.data,
+                  keys.dv.stride,
+                  n,
+                  p.e,
+                  rows,
+                  true);
   }
 }
 
-template <typename T>
+// Gradients of one head of k and v, and of the queries that read it.
+template <typename T, typename C>
+void backward_head(KernelContext& op,
+                   const Problem& p,
+                   int64_t sample,
+                   int64_t kv_head,
+                   C* dmask,
+                   const RandomRows* random,
+                   const Scratch<T, C>& scratch) {
+  const int64_t k_at = p.k.offset(sample, kv_head), v_at = p.v.offset(sample, kv_head);
+  const T* k = op.input<T>(1) + k_at;
+  pack_transposed(k, p.k.row, p.sk, p.d, scratch.keys);
+  pack_transposed(op.input<T>(2) + v_at, p.v.row, p.sk, p.e, scratch.values);
+  KeyGradients<C> keys;
+  keys.k = read_rows(k, p.k.row, p.sk, p.d, scratch.k);
+  keys.dmask = dmask;
+  T* dk = op.has_output(1) ? op.output<T>(1) + k_at : nullptr;
+  T* dv = op.has_output(2) ? op.output<T>(2) + v_at : nullptr;
+  if (dk != nullptr) {
+    keys.dk = rows_to_write(dk, p.k.row, p.d, scratch.dk);
+    clear_rows(keys.dk, p.sk, p.d);
+  }
+  if (dv != nullptr) {
+    keys.dv = rows_to_write(dv, p.v.row, p.e, scratch.dv);
+    clear_rows(keys.dv, p.sk, p.e);
+  }
+  for (int64_t g = 0; g < p.group(); ++g) {
+    const int64_t index = sample * p.heads + kv_head * p.group() + g;
+    for (int64_t i = 0; i < p.sq; i += kBlock) {
+      backward_block(op, p, index, i, std::min(p.sq, i + kBlock), keys, random, scratch);
+    }
+  }
+  if (dk != nullptr) {
+    write_back(keys.dk, dk, p.k.row, p.sk, p.d);
+  }
+  if (dv != nullptr) {
+    write_back(keys.dv, dv, p.v.row, p.sk, p.e);
+  }
+}
+
+// Bytes at the start of the workspace in which the mask's gradient of 16-bit tensors is summed.
+template <typename T, typename C, typename Context>
+int64_t mask_sum_bytes(const Context& op) {
+  if (std::is_same_v<T, C> || !op.has_output(kMaskInput)) {
+    return 0;
+  }
+  const int64_t bytes = num_elements(op.input_shape(kMaskInput)) * static_cast<int64_t>(sizeof(C));
+  return (bytes + 63) / 64 * 64;
+}
+
+template <typename T, typename C>
 void backward(KernelContext& op) {
   const Problem p = problem_of(op);
-  const Cut work = cut(p.heads, op.device().spec().threads);
-  const int64_t bytes = Scratch<T>(p, nullptr, true).bytes;
+  const bool mask_grad = op.has_output(kMaskInput);
+  const Units units(p, mask_grad);
+  const Cut work = cut(units.count(), op.device().spec().threads);
+  const int64_t sum_bytes = mask_sum_bytes<T, C>(op);
+  const int64_t bytes = Scratch<T, C>(p, nullptr, true).bytes;
+  const int64_t mask_size = mask_grad ? num_elements(op.input_shape(kMaskInput)) : 0;
+  T* dmask_out = mask_grad ? op.output<T>(kMaskInput) : nullptr;
+  const Rows<C> dmask =
+      rows_to_write(dmask_out, mask_size, mask_size, reinterpret_cast<C*>(op.workspace().data()));
+  std::fill_n(dmask.data, mask_size, C(0));
   const RandomRows random_rows(op, p.probabilities);
   const RandomRows* random = p.ratio > 0 ? &random_rows : nullptr;
-  op.parallel_for(p.heads, work.grain, [&](int64_t first, int64_t last) {
-    const Scratch<T> scratch(p, op.workspace().data() + first / work.grain * bytes, true);
-    for (int64_t index = first; index < last; ++index) {
-      const Head<T> head(op, p, index);
-      pack_transposed(head.k, p.sk, p.d, scratch.keys);
-      pack_transposed(head.v, p.sk, p.e, scratch.values);
-      if (T* dk = op.output<T>(1)) {
-        std::fill(dk + index * p.sk * p.d, dk + (index + 1) * p.sk * p.d, T(0));
-      }
-      if (T* dv = op.output<T>(2)) {
-        std::fill(dv + index * p.sk * p.e, dv + (index + 1) * p.sk * p.e, T(0));
-      }
-      for (int64_t i = 0; i < p.sq; i += kBlock) {
-        backward_block(op, p, head, index, i, std::min(p.sq, i + kBlock), random, scratch);
+  op.parallel_for(units.count(), work.grain, [&](int64_t first, int64_t last) {
+    const Scratch<T, C> scratch(
+        p, op.workspace().data() + sum_bytes + first / work.grain * bytes, true);
+    for (int64_t unit = first; unit < last; ++unit) {
+      for (int64_t s = unit / units.heads; s < p.samples; s += units.samples) {
+        for (int64_t h = unit % units.heads; h < p.kv_heads; h += units.heads) {
+          backward_head(op, p, s, h, mask_grad ? dmask.data : nullptr, random, scratch);
+        }
       }
     }
   });
-}
-
-// ---- reference -------------------------------------------------------------------------------
-
-// Probabilities of one query before and after dropout, and the log of the sum of exponentials.
-struct Row {
-  std::vector<double> plain, dropped;
-  double lse = 0;
-};
-
-template <typename T>
-Row reference_row(const KernelContext& op, const Problem& p, int64_t head, int64_t i) {
-  const Head<T> t(op, p, head);
-  const int64_t n = p.visible(i);
-  Row row;
-  row.plain.resize(static_cast<size_t>(n));
-  double max = -std::numeric_limits<double>::infinity(), sum = 0;
-  for (int64_t j = 0; j < n; ++j) {
-    double score = 0;
-    for (int64_t c = 0; c < p.d; ++c) {
-      score += load<double>(t.q[i * p.d + c]) * load<double>(t.k[j * p.d + c]);
-    }
-    score *= p.scale;
-    if (p.has_mask) {
-      score += load<double>(t.mask[p.mask_offset(head, i) + j * p.mask_strides.back()]);
-    }
-    row.plain[static_cast<size_t>(j)] = score;
-    max = std::max(max, score);
-  }
-  for (double& value : row.plain) {
-    value = std::exp(value - max);
-    sum += value;
-  }
-  for (double& value : row.plain) {
-    value /= sum;
-  }
-  row.lse = max + std::log(sum);
-  row.dropped = row.plain;
-  if (p.ratio > 0) {
-    std::vector<uint32_t> words(static_cast<size_t>(RandomRows::words_for(p.sk)));
-    drop_row(p,
-             RandomRows(op, p.probabilities),
-             head,
-             i,
-             row.plain.data(),
-             row.dropped.data(),
-             n,
-             words.data());
-  }
-  return row;
-}
-
-template <typename T>
-void forward_plain(KernelContext& op) {
-  const Problem p = problem_of(op);
-  for (int64_t r = 0; r < p.heads * p.sq; ++r) {
-    const Row row = reference_row<T>(op, p, r / p.sq, r % p.sq);
-    const T* v = op.input<T>(2) + r / p.sq * p.sk * p.e;
-    for (int64_t c = 0; c < p.e; ++c) {
-      double sum = 0;
-      for (size_t j = 0; j < row.dropped.size(); ++j) {
-        sum += row.dropped[j] * load<double>(v[static_cast<int64_t>(j) * p.e + c]);
-      }
-      op.output<T>(0)[r * p.e + c] = store<T>(sum);
-    }
-    if (op.has_output(1)) {
-      op.output<T>(1)[r] = store<T>(row.lse);
-    }
-  }
-}
-
-// dq, dk, dv in double, from the definition: no use of y and lse.
-template <typename T>
-void backward_plain(KernelContext& op) {
-  const Problem p = problem_of(op);
-  std::vector<double> dq(static_cast<size_t>(p.heads * p.sq * p.d));
-  std::vector<double> dk(static_cast<size_t>(p.heads * p.sk * p.d));
-  std::vector<double> dv(static_cast<size_t>(p.heads * p.sk * p.e));
-  for (int64_t r = 0; r < p.heads * p.sq; ++r) {
-    const int64_t head = r / p.sq;
-    const Head<T> t(op, p, head);
-    const Row row = reference_row<T>(op, p, head, r % p.sq);
-    const T* dy = op.input<T>(6) + r * p.e;
-    const size_t n = row.plain.size();
-    std::vector<double> grad(n);
-    double mean = op.has_input(7) ? -load<double>(op.input<T>(7)[r]) : 0.0;
-    for (size_t j = 0; j < n; ++j) {
-      for (int64_t c = 0; c < p.e; ++c) {
-        const int64_t at = static_cast<int64_t>(j) * p.e + c;
-        grad[j] += load<double>(dy[c]) * load<double>(t.v[at]);
-        dv[static_cast<size_t>(head * p.sk * p.e + at)] += row.dropped[j] * load<double>(dy[c]);
-      }
-      grad[j] *= row.plain[j] > 0 ? row.dropped[j] / row.plain[j] : 1.0;
-      mean += grad[j] * row.plain[j];
-    }
-    for (size_t j = 0; j < n; ++j) {
-      const double ds = row.plain[j] * (grad[j] - mean) * p.scale;
-      for (int64_t c = 0; c < p.d; ++c) {
-        const int64_t key = static_cast<int64_t>(j) * p.d + c, query = r % p.sq * p.d + c;
-        dq[static_cast<size_t>(r * p.d + c)] += ds * load<double>(t.k[key]);
-        dk[static_cast<size_t>(head * p.sk * p.d + key)] += ds * load<double>(t.q[query]);
-      }
-    }
-  }
-  const std::vector<double>* sums[] = {&dq, &dk, &dv};
-  for (int i = 0; i < 3; ++i) {
-    for (size_t j = 0; op.has_output(i) && j < sums[i]->size(); ++j) {
-      op.output<T>(i)[j] = store<T>((*sums[i])[j]);
-    }
-  }
+  write_back(dmask, dmask_out, mask_size, 1, mask_size);
 }
 
 }  // namespace
 
-int64_t Problem::mask_offset(int64_t head, int64_t i) const {
+bool is_sequence_major(const Attributes& attributes, Operand operand) {
+  const std::vector<int64_t> flags = attributes.get_ints("sequence_major", {0, 0, 0, 0});
+  return flags.at(operand) != 0;
+}
+
+Shape head_major(Shape shape, bool sequence_major) {
+  if (sequence_major) {
+    std::swap(shape.at(shape.size() - 3), shape[shape.size() - 2]);
+  }
+  return shape;
+}
+
+int64_t Problem::mask_offset(int64_t index, int64_t i) const {
   int64_t offset = i * mask_strides[mask_strides.size() - 2];
   for (size_t axis = probabilities.size() - 2; axis-- > 0;) {
-    offset += head % probabilities[axis] * mask_strides[axis];
-    head /= probabilities[axis];
+    offset += index % probabilities[axis] * mask_strides[axis];
+    index /= probabilities[axis];
   }
   return offset;
+}
+
+bool Problem::mask_varies_by_head() const {
+  return heads == 1 || mask_strides[mask_strides.size() - 3] != 0;
+}
+
+bool Problem::mask_varies_by_sample() const {
+  for (size_t axis = 0; axis + 3 < probabilities.size(); ++axis) {
+    if (probabilities[axis] > 1 && mask_strides[axis] == 0) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Problem problem_of(const OpContext& op) {
@@ -440,67 +599,46 @@ Problem problem_of(const KernelContext& op) {
   return make_problem(op);
 }
 
+DType statistic_dtype(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+uint32_t drop_limit(double ratio) {
+  return static_cast<uint32_t>(std::min(ratio * 0x1p32, 4294967295.0));
+}
+
 int64_t forward_workspace(const OpContext& op, const DeviceSpec& spec) {
-  const Problem p = problem_of(op);
   if (spec.backend != Backend::kCpu) {
     return 0;
   }
-  const int64_t tasks = cut(p.heads * num_chunks(p), spec.threads).tasks;
-  switch (op.input_dtype(0)) {
-    case DType::kFloat32:
-      return tasks * Scratch<float>(p, nullptr, false).bytes;
-    case DType::kFloat64:
-      return tasks * Scratch<double>(p, nullptr, false).bytes;
-    default:
-      return 0;
-  }
+  const Problem p = problem_of(op);
+  const int64_t tasks = cut(p.samples * p.heads * num_chunks(p), spec.threads).tasks;
+  return dispatch_real(op.input_dtype(0), [&](auto tag) {
+    return tasks * Scratch<decltype(tag), Compute<decltype(tag)>>(p, nullptr, false).bytes;
+  });
 }
 
 int64_t backward_workspace(const OpContext& op, const DeviceSpec& spec) {
-  const Problem p = problem_of(op);
   if (spec.backend != Backend::kCpu) {
     return 0;
   }
-  const int64_t tasks = cut(p.heads, spec.threads).tasks;
-  switch (op.input_dtype(0)) {
-    case DType::kFloat32:
-      return tasks * Scratch<float>(p, nullptr, true).bytes;
-    case DType::kFloat64:
-      return tasks * Scratch<double>(p, nullptr, true).bytes;
-    default:
-      return 0;
-  }
+  const Problem p = problem_of(op);
+  const int64_t tasks = cut(Units(p, op.has_output(kMaskInput)).count(), spec.threads).tasks;
+  return dispatch_real(op.input_dtype(0), [&](auto tag) {
+    using T = decltype(tag);
+    return mask_sum_bytes<T, Compute<T>>(op) +
+           tasks * Scratch<T, Compute<T>>(p, nullptr, true).bytes;
+  });
 }
 
-// 16-bit floats have no kernel of their own on the CPU: the plain one computes in double.
 void forward_fast(KernelContext& op) {
-  switch (op.input_dtype(0)) {
-    case DType::kFloat32:
-      return forward<float>(op);
-    case DType::kFloat64:
-      return forward<double>(op);
-    default:
-      return forward_reference(op);
-  }
+  dispatch_real(op.input_dtype(0),
+                [&](auto tag) { forward<decltype(tag), Compute<decltype(tag)>>(op); });
 }
 
 void backward_fast(KernelContext& op) {
-  switch (op.input_dtype(0)) {
-    case DType::kFloat32:
-      return backward<float>(op);
-    case DType::kFloat64:
-      return backward<double>(op);
-    default:
-      return backward_reference(op);
-  }
-}
-
-void forward_reference(KernelContext& op) {
-  dispatch_real(op.input_dtype(0), [&](auto tag) { forward_plain<decltype(tag)>(op); });
-}
-
-void backward_reference(KernelContext& op) {
-  dispatch_real(op.input_dtype(0), [&](auto tag) { backward_plain<decltype(tag)>(op); });
+  dispatch_real(op.input_dtype(0),
+                [&](auto tag) { backward<decltype(tag), Compute<decltype(tag)>>(op); });
 }
 
 }  // namespace trainrt::attention

@@ -1,5 +1,6 @@
 // Gelu: x Phi(x) (Hendrycks & Gimpel, 2016), exactly by erf or, with `approximate` = "tanh", by
-// x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. GeluGrad(x, dy) computes either derivative.
+// x (1 + tanh u) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3), computed as x / (1 + e^(-2 u)): the same
+// number for one exponential, without cancellation. GeluGrad(x, dy) computes either derivative.
 //
 // Fusions: the five-node form that exporters write before opset 20 (Div, Erf, Add, Mul, Mul in any
 // order), and the tanh form (Pow or Mul cubes).
@@ -37,11 +38,15 @@ struct GeluErf {
   }
 };
 
+template <typename T>
+T twice_u(T x) {
+  return T(2 * kSqrtTwoOverPi) * x * (T(1) + T(kCubic) * x * x);
+}
+
 struct GeluTanh {
   template <typename T>
   T operator()(T x) const {
-    const T u = T(kSqrtTwoOverPi) * (x + T(kCubic) * x * x * x);
-    return T(0.5) * x * (T(1) + vmath::tanh(u));
+    return x * vmath::sigmoid(twice_u(x));
   }
 };
 
@@ -57,9 +62,9 @@ struct GeluErfGrad {
 struct GeluTanhGrad {
   template <typename T>
   T operator()(T x, T dy) const {
-    const T t = vmath::tanh(T(kSqrtTwoOverPi) * (x + T(kCubic) * x * x * x));
-    const T du = T(kSqrtTwoOverPi) * (T(1) + T(3 * kCubic) * x * x);
-    return dy * (T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * du);
+    const T s = vmath::sigmoid(twice_u(x));
+    const T slope = T(2 * kSqrtTwoOverPi) * (T(1) + T(3 * kCubic) * x * x);
+    return dy * (s + x * s * (T(1) - s) * slope);
   }
 };
 

@@ -49,7 +49,7 @@ bool is_centered(const Node& node) {
 
 // ---- forward ---------------------------------------------------------------------------------
 
-// C is the type the row is computed in; sums are double.
+// C is the type the row is computed in.
 template <typename C, typename T>
 void forward_row(const T* x,
                  const T* scale,
@@ -60,22 +60,16 @@ void forward_row(const T* x,
                  double epsilon,
                  double* mean_out,
                  double* inv_out) {
-  double mean = 0;
-  if (centered) {
-#pragma omp simd reduction(+ : mean)
-    for (int64_t j = 0; j < n; ++j) {
-      mean += load<double>(x[j]);
-    }
-    mean /= static_cast<double>(n);
-  }
-  double square = 0;
-#pragma omp simd reduction(+ : square)
-  for (int64_t j = 0; j < n; ++j) {
-    const double d = load<double>(x[j]) - mean;
-    square += d * d;
-  }
-  const double inv = 1.0 / std::sqrt(square / static_cast<double>(n) + epsilon);
-  const C shift = static_cast<C>(mean), factor = static_cast<C>(inv);
+  const double count = static_cast<double>(n);
+  const double mean =
+      centered ? lane_sum<C>(n, [=](int64_t j) { return load<C>(x[j]); }) / count : 0;
+  const C shift = static_cast<C>(mean);
+  const double square = lane_sum<C>(n, [=](int64_t j) {
+    const C deviation = load<C>(x[j]) - shift;
+    return deviation * deviation;
+  });
+  const double inv = 1.0 / std::sqrt(square / count + epsilon);
+  const C factor = static_cast<C>(inv);
   if (bias != nullptr) {
 #pragma omp simd
     for (int64_t j = 0; j < n; ++j) {
@@ -150,18 +144,17 @@ void backward_row(const Backward<T>& t, int64_t r, int64_t n, bool centered) {
   const T* x = t.x + r * n;
   T* dx = t.dx + r * n;
   const C mean = centered ? load<C>(t.mean[r]) : C(0), inv = load<C>(t.inv[r]);
-  double sum_g = 0, sum_gh = 0;
-#pragma omp simd reduction(+ : sum_g, sum_gh)
-  for (int64_t j = 0; j < n; ++j) {
-    const C g = load<C>(dy[j]) * load<C>(t.scale[j]);
-    sum_g += static_cast<double>(g);
-    sum_gh += static_cast<double>(g * ((load<C>(x[j]) - mean) * inv));
-  }
-  const C mean_g = centered ? static_cast<C>(sum_g / static_cast<double>(n)) : C(0);
-  const C mean_gh = static_cast<C>(sum_gh / static_cast<double>(n));
+  const T* scale = t.scale;
+  const double count = static_cast<double>(n);
+  const auto product = [=](int64_t j) { return load<C>(dy[j]) * load<C>(scale[j]); };
+  const double sum_g = centered ? lane_sum<C>(n, product) : 0;
+  const double sum_gh =
+      lane_sum<C>(n, [=](int64_t j) { return product(j) * ((load<C>(x[j]) - mean) * inv); });
+  const C mean_g = static_cast<C>(sum_g / count);
+  const C mean_gh = static_cast<C>(sum_gh / count);
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
-    const C g = load<C>(dy[j]) * load<C>(t.scale[j]);
+    const C g = product(j);
     const C h = (load<C>(x[j]) - mean) * inv;
     dx[j] = store<T>(inv * (g - mean_g - h * mean_gh));
   }

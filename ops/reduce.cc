@@ -131,10 +131,13 @@ void reduce_columns(const Walk& walk,
   const int64_t begin = segment * walk.segment_size;
   const int64_t end = std::min(walk.num_reduced, begin + walk.segment_size);
   RowCursor reduced(walk.reduced, begin);
-  for (int64_t r = begin; r < end; ++r, reduced.next()) {
-    loops.column(accumulators,
-                 in + (kept.offset(0) + reduced.offset(0) + column) * loops.element_bytes,
-                 width);
+  for (int64_t first = begin; first < end; first += kRows) {
+    const int64_t count = std::min(kRows, end - first);
+    const void* rows[kRows];
+    for (int64_t r = 0; r < count; ++r, reduced.next()) {
+      rows[r] = in + (kept.offset(0) + reduced.offset(0) + column) * loops.element_bytes;
+    }
+    loops.columns(accumulators, rows, count, width);
   }
 }
 
@@ -219,7 +222,8 @@ void run_reference(KernelContext& context, const Loops& loops) {
     for (int64_t r = 0; r < walk.num_reduced; ++r, reduced.next()) {
       const int64_t offset = kept.offset(0) + output % kept_inner + reduced.offset(0);
       for (int64_t i = 0; i < reduced_inner; ++i) {
-        loops.column(accumulator, in + (offset + i) * loops.element_bytes, 1);
+        const void* element = in + (offset + i) * loops.element_bytes;
+        loops.columns(accumulator, &element, 1, 1);
       }
     }
     loops.finish(accumulator,

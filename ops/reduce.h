@@ -10,7 +10,9 @@
 //   };
 //
 // A step may be the identity in `merge` only for the init value. The order of additions depends on
-// the shape alone. How the dims are walked is ordinary code in reduce.cc.
+// the shape alone. How the dims are walked is ordinary code in reduce.cc. Two things a reducer may
+// declare make float loops wide: `kExact` (it picks an element, the one that `wins`: nothing is
+// rounded), and `kPlainSum` (the sum of a few rows may be taken in the element's type first).
 #pragma once
 
 #include <algorithm>
@@ -21,6 +23,7 @@
 #include "graph/kernel.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/vectors.h"
 
 namespace trainrt {
 
@@ -28,6 +31,7 @@ namespace reduce {
 
 constexpr int64_t kLanes = 16;     // independent accumulators along a contiguous run
 constexpr int64_t kColumns = 128;  // accumulators of a block of columns
+constexpr int64_t kRows = 16;      // joined to them at a time
 
 constexpr int64_t kMaxAccumulatorBytes = 16;
 
@@ -38,8 +42,8 @@ struct Loops {
   void (*init)(void* accumulators, int64_t n);
   // accumulators[0] joined with n elements `stride` apart.
   void (*row)(void* accumulators, const void* elements, int64_t stride, int64_t n);
-  // accumulators[j] joined with elements[j] for j < n.
-  void (*column)(void* accumulators, const void* elements, int64_t n);
+  // accumulators[j] joined with rows[i][j] for i < count <= kRows, j < n <= kColumns.
+  void (*columns)(void* accumulators, const void* const* rows, int64_t count, int64_t n);
   void (*merge)(void* accumulators, const void* others, int64_t n);
   void (*finish)(const void* accumulators, void* out, int64_t n, double count);
 };
@@ -62,13 +66,77 @@ Wide<T> widen(T value) {
   }
 }
 
+template <typename R>
+concept Exact = R::kExact;
+template <typename R>
+concept PlainSum = R::kPlainSum;
+
+// What elements of T are widened to for reducer R.
+template <typename R, typename T>
+using Element = std::conditional_t<Exact<R> && std::is_same_v<T, float>, float, Wide<T>>;
+
+template <typename R, typename T>
+Element<R, T> to_element(T value) {
+  return static_cast<Element<R, T>>(widen(value));
+}
+
+// accumulators[j] joined with rows[i][j] for i < count, j < n.
+template <typename R, typename T>
+void column_loop(void* accumulators, const void* const* rows, int64_t count, int64_t n) {
+  using A = typename R::template Accumulator<Element<R, T>>;
+  A* a = static_cast<A*>(accumulators);
+  if constexpr (PlainSum<R> && std::is_same_v<T, float>) {
+    int64_t j = 0;
+    for (; j + 2 * kVector<float> <= n; j += 2 * kVector<float>) {
+      Vector<float> sums[2] = {};
+      for (int64_t i = 0; i < count; ++i) {
+        const float* x = static_cast<const float*>(rows[i]) + j;
+        sums[0] += load_vector(x);
+        sums[1] += load_vector(x + kVector<float>);
+      }
+      float lanes[2 * kVector<float>];
+      std::memcpy(lanes, sums, sizeof(lanes));
+#pragma omp simd
+      for (int64_t l = 0; l < 2 * kVector<float>; ++l) {
+        a[j + l] += static_cast<A>(lanes[l]);
+      }
+    }
+    for (; j < n; ++j) {
+      float sum = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        sum += static_cast<const float*>(rows[i])[j];
+      }
+      a[j] += static_cast<A>(sum);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      const T* x = static_cast<const T*>(rows[i]);
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) {
+        a[j] = R::step(a[j], to_element<R>(x[j]));
+      }
+    }
+  }
+}
+
 template <typename R, typename T>
 void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t n) {
-  using A = typename R::template Accumulator<Wide<T>>;
+  using A = typename R::template Accumulator<Element<R, T>>;
   const T* x = static_cast<const T*>(elements);
   A result = *static_cast<A*>(accumulators);
   int64_t i = 0;
-  if (stride == 1 && n >= kLanes) {
+  if constexpr (Exact<R> && std::is_same_v<T, float>) {
+    if (stride == 1 && n >= kVector<float>) {
+      const auto join = [](Vector<float> a, Vector<float> b) {  // NaN wins and stays
+        return R::wins(a, b) | (a != a) ? a : b;
+      };
+      Vector<float> best = load_vector(x);
+      for (i = kVector<float>; i + kVector<float> <= n; i += kVector<float>) {
+        best = join(load_vector(x + i), best);
+      }
+      result = R::step(result, fold_lanes<float>(best, join));
+    }
+  } else if (stride == 1 && n >= kLanes) {
     A lanes[kLanes];
     for (A& lane : lanes) {
       lane = R::template init<A>();
@@ -76,7 +144,7 @@ void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t 
     for (; i + kLanes <= n; i += kLanes) {
 #pragma omp simd
       for (int64_t j = 0; j < kLanes; ++j) {
-        lanes[j] = R::step(lanes[j], widen(x[i + j]));
+        lanes[j] = R::step(lanes[j], to_element<R>(x[i + j]));
       }
     }
     for (int64_t width = kLanes / 2; width > 0; width /= 2) {
@@ -87,14 +155,14 @@ void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t 
     result = R::merge(result, lanes[0]);
   }
   for (; i < n; ++i) {
-    result = R::step(result, widen(x[i * stride]));
+    result = R::step(result, to_element<R>(x[i * stride]));
   }
   *static_cast<A*>(accumulators) = result;
 }
 
 template <typename R, typename T>
 Loops loops_of() {
-  using A = typename R::template Accumulator<Wide<T>>;
+  using A = typename R::template Accumulator<Element<R, T>>;
   Loops loops;
   static_assert(sizeof(A) <= kMaxAccumulatorBytes);
   loops.element_bytes = sizeof(T);
@@ -103,14 +171,7 @@ Loops loops_of() {
     std::fill_n(static_cast<A*>(accumulators), n, R::template init<A>());
   };
   loops.row = row_loop<R, T>;
-  loops.column = [](void* accumulators, const void* elements, int64_t n) {
-    A* a = static_cast<A*>(accumulators);
-    const T* x = static_cast<const T*>(elements);
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) {
-      a[j] = R::step(a[j], widen(x[j]));
-    }
-  };
+  loops.columns = column_loop<R, T>;
   loops.merge = [](void* accumulators, const void* others, int64_t n) {
     A* a = static_cast<A*>(accumulators);
     const A* b = static_cast<const A*>(others);

@@ -15,6 +15,7 @@ namespace trainrt {
 namespace {
 
 struct Max {
+  static constexpr bool kExact = true;
   template <typename X>
   using Accumulator = X;
   template <typename A>
@@ -22,9 +23,13 @@ struct Max {
     return std::numeric_limits<A>::has_infinity ? -std::numeric_limits<A>::infinity()
                                                 : std::numeric_limits<A>::lowest();
   }
+  template <typename A>  // numbers or vectors of them
+  static auto wins(A x, A largest) {
+    return x > largest;
+  }
   template <typename A>
   static A step(A largest, A x) {
-    return x > largest || x != x ? x : largest;  // NaN wins and stays
+    return wins(x, largest) | (x != x) ? x : largest;  // NaN wins and stays
   }
   template <typename A>
   static A merge(A a, A b) {
@@ -37,6 +42,7 @@ struct Max {
 };
 
 struct Min {
+  static constexpr bool kExact = true;
   template <typename X>
   using Accumulator = X;
   template <typename A>
@@ -45,8 +51,12 @@ struct Min {
                                                 : std::numeric_limits<A>::max();
   }
   template <typename A>
+  static auto wins(A x, A smallest) {
+    return x < smallest;
+  }
+  template <typename A>
   static A step(A smallest, A x) {
-    return x < smallest || x != x ? x : smallest;
+    return wins(x, smallest) | (x != x) ? x : smallest;
   }
   template <typename A>
   static A merge(A a, A b) {

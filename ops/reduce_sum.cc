@@ -11,6 +11,7 @@ namespace trainrt {
 namespace {
 
 struct Sum {
+  static constexpr bool kPlainSum = true;
   template <typename X>
   using Accumulator = X;
   template <typename A>
@@ -39,6 +40,7 @@ struct Mean : Sum {
 };
 
 struct L1 : Sum {
+  static constexpr bool kPlainSum = false;
   template <typename A>
   static A step(A sum, A x) {
     return sum + (x < A(0) ? A(0) - x : x);
@@ -46,6 +48,7 @@ struct L1 : Sum {
 };
 
 struct SumSquare : Sum {
+  static constexpr bool kPlainSum = false;
   template <typename A>
   static A step(A sum, A x) {
     return sum + x * x;

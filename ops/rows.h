@@ -10,6 +10,7 @@
 #include "graph/dtype.h"
 #include "graph/kernel.h"
 #include "graph/op_def.h"
+#include "ops/vectors.h"
 
 namespace trainrt {
 
@@ -70,6 +71,33 @@ inline AxisView axis_view(const Shape& shape, int axis) {
 inline int64_t row_grain(int64_t length) {
   constexpr int64_t kElements = 16384;
   return std::max<int64_t>(1, kElements / std::max<int64_t>(1, length));
+}
+
+// Sum over i < n of term(i), taken in C in independent lanes (which makes the loop vector code), in
+// double from block to block.
+template <typename C, typename Term>
+double lane_sum(int64_t n, Term&& term) {
+  constexpr int64_t kLanes = 2 * kVector<C>, kBlock = 64 * kLanes;
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    Vector<C> sums[2] = {};
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      C terms[kLanes];
+      for (int64_t l = 0; l < kLanes; ++l) {
+        terms[l] = term(i + l);
+      }
+      sums[0] += load_vector(terms);
+      sums[1] += load_vector(terms + kVector<C>);
+    }
+    C rest = 0;
+    for (; i < end; ++i) {
+      rest += term(i);
+    }
+    total += static_cast<double>(sum_of_lanes<C>(sums[0] + sums[1]) + rest);
+  }
+  return total;
 }
 
 inline void require_real(const OpContext& op) {

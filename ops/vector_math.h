@@ -59,6 +59,20 @@ inline float exp(float x) {
   return mantissa * internal::power_of_two(half) * internal::power_of_two(exponent - half);
 }
 
+// exp for arguments that are at most about 0 (softmax): less work, and 0 where the result would be
+// denormal. NaN passes.
+inline double exp_nonpositive(double x) {
+  return std::exp(x);
+}
+inline float exp_nonpositive(float x) {
+  const float clamped = x < -87.0f ? -87.0f : x;
+  const float n = std::rint(clamped * 1.44269504f);
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float mantissa = 1.0f + (r + r * r * internal::exp_tail(r));
+  const float scaled = mantissa * internal::power_of_two(static_cast<int32_t>(n == n ? n : 0.0f));
+  return x < -87.0f ? 0.0f : scaled;
+}
+
 inline double expm1(double x) {
   return std::expm1(x);
 }

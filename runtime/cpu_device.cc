@@ -6,6 +6,7 @@
 // fights between the two. The thread count is a property of the calling thread (an OpenMP internal
 // control variable), which is why each rank's thread announces itself through attach_thread().
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +21,7 @@ namespace trainrt {
 namespace {
 
 constexpr size_t kAlignment = 4096;  // whole pages, and more than any vector unit asks for
+constexpr size_t kHugePage = size_t{2} << 20;
 
 std::string cpu_isa() {
   __builtin_cpu_init();
@@ -123,12 +125,15 @@ std::unique_ptr<DeviceBuffer> CpuDevice::allocate(int64_t bytes) {
                  ". Use a smaller --micro-batch-size, --recompute full, more devices, or raise "
                  "'memory' in the cluster file");
   }
-  const size_t rounded =
-      (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t wanted = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  const size_t alignment = wanted >= kHugePage ? kHugePage : kAlignment;
+  const size_t rounded = (wanted + kAlignment - 1) / kAlignment * kAlignment;
   // Linux hands out more than it has and kills whoever uses it, so it is asked first.
   const int64_t available = available_memory_bytes();
   const bool fits = available == 0 || static_cast<int64_t>(rounded) <= available;
-  void* data = fits ? std::aligned_alloc(kAlignment, rounded) : nullptr;
+  void* data =
+      fits ? std::aligned_alloc(alignment, (rounded + alignment - 1) / alignment * alignment)
+           : nullptr;
   if (data == nullptr) {
     used_ -= bytes;
     TRAINRT_FAIL(kOutOfMemory,
@@ -143,6 +148,9 @@ std::unique_ptr<DeviceBuffer> CpuDevice::allocate(int64_t bytes) {
                  options_.memory_limit ? concat(*options_.memory_limit, " bytes") : "none",
                  "). Use a smaller --micro-batch-size or --recompute full");
   }
+  // Matrix products walk megabytes: with small pages they run out of address translations. Only
+  // whole huge pages within the buffer are asked for, so no more memory is used. Advice may fail.
+  madvise(data, rounded / kHugePage * kHugePage, MADV_HUGEPAGE);
   return std::make_unique<CpuBuffer>(data, bytes, used_);
 }
 

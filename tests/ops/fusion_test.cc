@@ -181,19 +181,39 @@ TEST_F(AttentionFusionTest, OtherMasksStayInputs) {
   EXPECT_EQ(fused.node(0).inputs.size(), 4u);
 }
 
-TEST_F(AttentionFusionTest, TransposedProjectionsLoseTheirKeyTranspose) {
-  const ValueId key = parameter("key", {2, 6, 3, 4});  // [batch, seq, heads, d]
-  const ValueId product = b_.matmul(q_, b_.transpose(key, {0, 2, 3, 1}));
-  // The transpose to [batch, heads, seq, d] remains.
+TEST_F(AttentionFusionTest, TransposesOfHeadsAndSequenceDisappear) {
+  // [batch, seq, heads, width], as projections leave them.
+  const ValueId query = parameter("query", {2, 6, 3, 4}), key = parameter("key", {2, 6, 3, 4});
+  v_ = b_.transpose(parameter("value", {2, 6, 3, 5}), {0, 2, 1, 3});
+  const ValueId product =
+      b_.matmul(b_.transpose(query, {0, 2, 1, 3}), b_.transpose(key, {0, 2, 3, 1}));
+  const Graph fused = expect_fused(b_.transpose(attend(product), {0, 2, 1, 3}), "FusedAttention");
+  EXPECT_EQ(fused.node(0).attributes.get_ints("sequence_major"),
+            (std::vector<int64_t>{1, 1, 1, 1}));
+}
+
+TEST_F(AttentionFusionTest, OtherTransposesOfKeysRemain) {
+  const ValueId key = parameter("key", {3, 2, 4, 6});  // [heads, batch, d, seq]
+  const ValueId product = b_.matmul(q_, b_.transpose(key, {1, 0, 2, 3}));
   expect_fused(attend(product), "FusedAttention", /*nodes_left=*/2);
+}
+
+TEST_F(AttentionFusionTest, RepeatedHeadsAreReadOnce) {
+  const auto repeat = [&](ValueId x) {  // [2, 1, 6, d] -> [2, 3, 6, d]
+    Shape shape = b_.shape(x);
+    const ValueId parts = b_.reshape(x, {2, 1, 1, 6, shape[3]});
+    return b_.reshape(b_.expand(parts, {2, 1, 3, 6, shape[3]}), {2, 3, 6, shape[3]});
+  };
+  k_ = repeat(parameter("key", {2, 1, 6, 4}));
+  v_ = repeat(parameter("value", {2, 1, 6, 5}));
+  const Graph fused = expect_fused(attend(scores()), "FusedAttention");
+  EXPECT_EQ(fused.value(fused.node(0).inputs[1]).type.shape, (Shape{2, 1, 6, 4}));
 }
 
 TEST_F(AttentionFusionTest, ATrainedBiasKeepsItsGradient) {
   const ValueId bias = parameter("bias", {3, 6, 6});
-  graph_.outputs() = {attend(b_.add(scores(), bias))};
-  Graph fused = graph_;
-  run_fusions(fused);
-  EXPECT_EQ(count(fused, "FusedAttention"), 0);
+  const Graph fused = expect_fused(attend(b_.add(scores(), bias)), "FusedAttention");
+  EXPECT_EQ(fused.node(0).inputs.size(), 4u);
 }
 
 TEST_F(AttentionFusionTest, DropoutDrawsWhatTheUnfusedGraphDraws) {
