@@ -33,13 +33,17 @@ struct Query {
   int64_t k, v;  // of the head's first row
 };
 
+// The gradient takes `lse` as it is given.
 template <typename T>
-Row probabilities(const KernelContext& op, const Problem& p, const Query& at) {
+Row probabilities(const KernelContext& op,
+                  const Problem& p,
+                  const Query& at,
+                  const Compute<T>* lse = nullptr) {
   const T* q = op.input<T>(0) + at.q;
   const int64_t n = p.visible(at.i);
   Row row;
   row.plain.resize(static_cast<size_t>(n));
-  double max = -std::numeric_limits<double>::infinity(), sum = 0;
+  double max = -std::numeric_limits<double>::infinity();
   for (int64_t j = 0; j < n; ++j) {
     const T* k = op.input<T>(1) + at.k + j * p.k.row;
     double score = 0;
@@ -54,14 +58,14 @@ Row probabilities(const KernelContext& op, const Problem& p, const Query& at) {
     row.plain[static_cast<size_t>(j)] = score;
     max = std::max(max, score);
   }
-  for (double& value : row.plain) {
-    value = std::exp(value - max);
-    sum += value;
+  double sum = 0;
+  for (const double score : row.plain) {
+    sum += std::exp(score - max);
   }
+  row.lse = lse != nullptr ? static_cast<double>(*lse) : max + std::log(sum);
   for (double& value : row.plain) {
-    value /= sum;
+    value = std::exp(value - row.lse);
   }
-  row.lse = max + std::log(sum);
   row.dropped = row.plain;
   if (p.ratio > 0) {
     std::vector<uint32_t> words(static_cast<size_t>(RandomRows::words_for(p.sk)));
@@ -95,7 +99,7 @@ void forward_plain(KernelContext& op) {
   }
 }
 
-// dq, dk, dv and the mask's gradient in double, from the definition: no use of y and lse.
+// dq, dk, dv and the mask's gradient in double, from the definition: no use of y.
 template <typename T>
 void backward_plain(KernelContext& op) {
   const Problem p = problem_of(op);
@@ -106,7 +110,7 @@ void backward_plain(KernelContext& op) {
   auto& [dq, dk, dv, dmask] = sums;
   for (int64_t r = 0; r < p.samples * p.heads * p.sq; ++r) {
     const Query at(p, r);
-    const Row row = probabilities<T>(op, p, at);
+    const Row row = probabilities<T>(op, p, at, op.input<Compute<T>>(5) + r);
     const T* dy = op.input<T>(6) + at.y;
     const size_t n = row.plain.size();
     std::vector<double> grad(n);
