@@ -11,15 +11,25 @@
 
 namespace trainrt {
 
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_device(const std::string& path) {
+  return fs::exists(path) && !fs::is_regular_file(path);
+}
+
+}  // namespace
+
 PendingFile::PendingFile(std::string path)
-    : path_(std::move(path)),
-      temporary_(concat(path_, ".tmp.", ::getpid())),
+    : path_(fs::is_symlink(path) ? fs::weakly_canonical(path).string() : std::move(path)),
+      temporary_(is_device(path_) ? path_ : concat(path_, ".tmp.", ::getpid())),
       out_(temporary_, std::ios::binary | std::ios::trunc) {
   TRAINRT_REQUIRE(out_.good(), kIo, "cannot write '", path_, "': ", std::strerror(errno));
 }
 
 PendingFile::~PendingFile() {
-  if (!committed_) {
+  if (!committed_ && temporary_ != path_) {
     out_.close();
     std::remove(temporary_.c_str());
   }
@@ -33,7 +43,7 @@ void PendingFile::write(const void* data, int64_t bytes) {
 void PendingFile::commit() {
   out_.close();
   TRAINRT_REQUIRE(!out_.fail(), kIo, "writing '", path_, "' failed: ", std::strerror(errno));
-  TRAINRT_REQUIRE(std::rename(temporary_.c_str(), path_.c_str()) == 0,
+  TRAINRT_REQUIRE(temporary_ == path_ || std::rename(temporary_.c_str(), path_.c_str()) == 0,
                   kIo,
                   "cannot rename '",
                   temporary_,
@@ -75,7 +85,7 @@ void mark_external(onnx::TensorProto& proto,
 }
 
 WeightFile::WeightFile(const std::string& model_path, bool write)
-    : file_(std::filesystem::path(model_path).filename().string() + ".weights") {
+    : file_(fs::path(model_path).filename().string() + ".weights") {
   if (write) {
     out_ = std::make_unique<PendingFile>(model_path + ".weights");
   }

@@ -17,7 +17,9 @@ namespace trainrt {
 // A protobuf message cannot exceed 2 GiB; models with more weights keep them in another file.
 inline constexpr int64_t kMostInlineBytes = int64_t{1900} << 20;
 
-// A file written under a temporary name, given its own by commit(), removed if never committed.
+// A file written under a temporary name, given its own by commit(), removed if never committed. A
+// link stays a link: what it points to is replaced. A device or a pipe, which cannot be replaced,
+// is written as it is.
 class PendingFile {
  public:
   explicit PendingFile(std::string path);  // throws kIo
@@ -30,7 +32,7 @@ class PendingFile {
 
  private:
   std::string path_;
-  std::string temporary_;
+  std::string temporary_;  // path_ itself: a device or a pipe
   std::ofstream out_;
   bool committed_ = false;
 };

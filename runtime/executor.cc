@@ -241,8 +241,7 @@ struct Executor::Impl {
                     feed.step + 1,
                     ": ",
                     what,
-                    " is ",
-                    value,
+                    std::isnan(value) ? " is not a number" : " is infinite",
                     ", so training stops before it is made use of. Look for bad values in "
                     "the data, or try a smaller --lr, --warmup-steps or --clip-norm");
   }

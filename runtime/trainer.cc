@@ -170,6 +170,15 @@ void RankRunner::report(const StepData& data,
   progress_->show(m);
 }
 
+// A loss is a mean over items; without one there is nothing to learn from or to report.
+void require_items(const StepResult& result, const std::string& where) {
+  TRAINRT_REQUIRE(result.item_count > 0,
+                  kInvalidArgument,
+                  where,
+                  "no item counts: every label is ignored (-100). Look at the labels, or take a "
+                  "larger --batch-size");
+}
+
 void RankRunner::train() {
   const Options& options = run_.options;
   schedule_ = {lr_schedule_from_name(options.lr_schedule),
@@ -198,6 +207,7 @@ void RankRunner::train() {
   while (const StepData* data = loader.next()) {
     const Clock::time_point start = Clock::now();
     const StepResult result = run_step(*data, step);
+    require_items(result, concat("step ", step + 1, ": "));
     loss = result.loss();
     if (rank_ == 0) {
       report(*data, result, step, seconds_since(start));
@@ -494,6 +504,7 @@ int evaluate(const Options& options) {
       }
     });
     if (run.exit_code == 0 && ranks.has_rank_zero()) {
+      require_items(sum, "");
       write_result(eval_result(sum, options.format == "json"), options);
     }
     return run.exit_code;

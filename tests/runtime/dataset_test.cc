@@ -8,13 +8,16 @@
 
 #include "graph/base/error.h"
 #include "runtime/synthetic_dataset.h"
+#include "tests/support/idx_file.h"
 #include "tests/support/run_program.h"
 
 namespace trainrt {
 namespace {
 
+using testing::big_endian;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::idx_bytes;
 using testing::TemporaryFolder;
 using testing::write_text;
 
@@ -34,21 +37,6 @@ std::vector<T> read(const Dataset& data, const std::string& array, int64_t index
       static_cast<size_t>(num_elements(data.arrays()[static_cast<size_t>(at)].sample_shape)));
   data.read(at, index, reinterpret_cast<std::byte*>(values.data()));
   return values;
-}
-
-std::string big_endian(uint32_t value) {
-  return {static_cast<char>(value >> 24),
-          static_cast<char>(value >> 16),
-          static_cast<char>(value >> 8),
-          static_cast<char>(value)};
-}
-
-std::string idx_bytes(char type, const std::vector<uint32_t>& dims, const std::string& data) {
-  std::string bytes = {0, 0, type, static_cast<char>(dims.size())};
-  for (const uint32_t dim : dims) {
-    bytes += big_endian(dim);
-  }
-  return bytes + data;
 }
 
 void write_gzip(const std::string& path, const std::string& text) {

@@ -1,0 +1,241 @@
+// Models and data that do not fit each other, or have nothing to learn from: one clear message and
+// the exit code of the contract each.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "tests/support/idx_file.h"
+#include "tests/support/run_program.h"
+
+namespace trainrt {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::ProgramResult;
+using testing::run_trainrt;
+using testing::TemporaryFolder;
+using testing::write_idx_folder;
+using testing::write_text;
+
+struct BadData {
+  const char* name;
+  std::vector<std::string> arguments;  // files by name, in a folder that holds those made below
+  int exit_code;
+  std::vector<std::string> says;
+};
+
+void PrintTo(const BadData& input, std::ostream* out) {
+  *out << input.name;
+}
+
+std::string model(const std::string& signature,
+                  const std::string& initializers,
+                  const std::string& body) {
+  return "<ir_version: 8, opset_import: [\"\" : 17]>\ng " + signature + "\n" +
+         (initializers.empty() ? "" : "<" + initializers + ">\n") + "{\n" + body + "\n}\n";
+}
+
+class BadDataTest : public ::testing::TestWithParam<BadData> {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TemporaryFolder;
+    write_models();
+    write_data();
+  }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
+
+  static void write_models() {
+    const std::string w = "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}";
+    const std::string in_out = "(float[N, 4] x) => (float[N, 3] y)";
+    const std::string same = "(float[N, 4] x) => (float[N, 4] y)";
+    const std::string scale = "float[4] w = {1, 2, 3, 4}";
+    const auto write = [](const std::string& name, const std::string& text) {
+      write_text(folder_->file(name), text);
+    };
+    write("dense.onnx", model(in_out, w, "y = MatMul(x, w)"));
+    write("root.onnx",
+          model(in_out,
+                w + ", float[3, 3] v = {1, 0, 2, 0, 1, 0, 3, 1, 0}",
+                "h = MatMul(x, w)\ns = Sqrt(h)\ny = MatMul(s, v)"));
+    write("no_weights.onnx", model(same, "", "y = Relu(x)"));
+    write("no_float_output.onnx",
+          model("(float[N, 4] x) => (int64[N] y)",
+                scale,
+                "h = Mul(x, w)\ny = ArgMax<axis = 1, keepdims = 0>(h)"));
+    write("unsupported.onnx",
+          model("(float[N, 4, 4] x) => (float[N] y)",
+                scale,
+                "h = Mul(x, w)\n[inverse] d = Det(h)\n[odd] y = Frobnicate(d)"));
+    write("cycle.onnx", model(same, scale, "h = Add(z, w)\nz = Relu(h)\ny = Add(z, x)"));
+    write("double.onnx", model(same, scale, "y = Mul(x, w)\ny = Relu(x)"));
+    write("empty.onnx", "");
+    const std::string whole = folder_->file("whole.onnx");
+    EXPECT_EQ(run_trainrt({"model", "lenet", "-o", whole}).exit_code, 0);
+    const std::string bytes = testing::file_text(whole);
+    write("truncated.onnx", bytes.substr(0, bytes.size() / 2));
+  }
+
+  static void write_data() {
+    std::vector<std::vector<float>> samples(6), wide(6, std::vector<float>(5, 0.5f));
+    for (size_t i = 0; i < 24; ++i) {
+      samples[i / 4].push_back(static_cast<float>(std::sin(static_cast<double>(i))));
+    }
+    const std::vector<int32_t> labels = {0, 1, 2, 0, 1, 2};
+    const auto write = [](const std::string& name, const auto& images, const auto& classes) {
+      write_idx_folder(folder_->file(name), "train", images, classes);
+      write_idx_folder(folder_->file(name), "t10k", images, classes);
+    };
+    write("good", samples, labels);
+    write("wide", wide, labels);
+    write("class_3_of_3", samples, std::vector<int32_t>{0, 1, 2, 3, 1, 2});
+    write("class_-1", samples, std::vector<int32_t>{0, 1, 2, -1, 1, 2});
+    write("ignored", samples, std::vector<int32_t>(6, -100));
+    write("zeros", std::vector<std::vector<float>>(6, std::vector<float>(4, 0.0f)), labels);
+    samples[1][1] = std::numeric_limits<float>::quiet_NaN();
+    write("nan", samples, labels);
+  }
+
+  static TemporaryFolder* folder_;
+};
+
+TemporaryFolder* BadDataTest::folder_ = nullptr;
+
+TEST_P(BadDataTest, EndsInOneClearMessage) {
+  std::vector<std::string> arguments = GetParam().arguments;
+  for (std::string& argument : arguments) {
+    if (std::filesystem::exists(folder_->file(argument))) {
+      argument = folder_->file(argument);
+    }
+  }
+  const ProgramResult result = run_trainrt(arguments);
+  EXPECT_EQ(result.exit_code, GetParam().exit_code) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("error: "));
+  for (const std::string& part : GetParam().says) {
+    EXPECT_THAT(result.err, HasSubstr(part));
+  }
+}
+
+const std::vector<BadData> kBadData = {
+    {"LabelsOfAnotherName",
+     {"run", "dense.onnx", "--data", "good", "--labels", "targets"},
+     2,
+     {"no array 'targets'"}},
+    {"ArrayOfAnotherName",
+     {"run", "dense.onnx", "--data", "good", "--input", "x=pixels"},
+     2,
+     {"no array 'pixels'"}},
+    {"InputOfAnotherName",
+     {"run", "dense.onnx", "--data", "good", "--input", "q=images"},
+     2,
+     {"no input 'q'", "'x'"}},
+    {"OutputOfAnotherName",
+     {"run", "dense.onnx", "--data", "good", "--output", "z"},
+     2,
+     {"no output 'z'", "'y'"}},
+    {"InputOfAnotherShape",
+     {"run", "dense.onnx", "--data", "wide"},
+     2,
+     {"'images'", "float32[5]", "input 'x'", "float32[4]"}},
+    {"ClassBeyondTheOutput",
+     {"run", "dense.onnx", "--data", "class_3_of_3"},
+     2,
+     {"class label 3", "[0, 3)"}},
+    {"NegativeClass", {"run", "dense.onnx", "--data", "class_-1"}, 2, {"class label -1", "-100"}},
+    {"ClassBeyondTheOutputInEval",
+     {"eval", "dense.onnx", "--data", "class_3_of_3"},
+     2,
+     {"class label 3", "[0, 3)"}},
+    {"ClassesForALossOfNumbers",
+     {"run", "dense.onnx", "--data", "good", "--loss", "mse"},
+     2,
+     {"mse", "labels"}},
+    {"AllLabelsIgnored",
+     {"run", "dense.onnx", "--data", "ignored"},
+     2,
+     {"step 1: ", "every label is ignored"}},
+    {"AllLabelsIgnoredInEval",
+     {"eval", "dense.onnx", "--data", "ignored"},
+     2,
+     {"every label is ignored"}},
+    {"NanInTheData", {"run", "dense.onnx", "--data", "nan"}, 1, {"step 1", "the loss", "--lr"}},
+    {"NanInTheGradientAlone",
+     {"run", "root.onnx", "--data", "zeros"},
+     1,
+     {"step 1", "norm of the gradient is not a number"}},
+    {"EverythingFrozen",
+     {"run", "dense.onnx", "--data", "good", "--freeze", "*"},
+     2,
+     {"no trainable parameter", "--freeze"}},
+    {"NoWeights", {"run", "no_weights.onnx"}, 2, {"no trainable parameter"}},
+    {"NoLoss", {"run", "no_float_output.onnx"}, 2, {"no output of the model is float", "--output"}},
+    {"UnsupportedOperators",
+     {"run", "unsupported.onnx"},
+     3,
+     {"Det", "'inverse'", "Frobnicate", "'odd'", "trainrt ops"}},
+    {"Cycle", {"run", "cycle.onnx"}, 3, {"cycle.onnx", "form a cycle"}},
+    {"NameDefinedTwice", {"run", "double.onnx"}, 3, {"double.onnx", "'y' is defined twice"}},
+    {"EmptyFile", {"run", "empty.onnx"}, 3, {"empty.onnx", "is empty"}},
+    {"TruncatedFile", {"run", "truncated.onnx"}, 3, {"truncated.onnx", "truncated or damaged"}},
+    {"DimOfAnotherName",
+     {"run", "dense.onnx", "--data", "good", "--bind", "K=2"},
+     2,
+     {"no input has a dim named 'K'"}},
+    {"BatchAxisBeyondTheDims",
+     {"run", "dense.onnx", "--data", "good", "--batch-axis", "x=5"},
+     2,
+     {"--batch-axis x=5", "2 dims"}},
+    {"ExportDiskFull",
+     {"run", "dense.onnx", "--data", "good", "--export", "/dev/full"},
+     5,
+     {"/dev/full", "No space left"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Program, BadDataTest, ::testing::ValuesIn(kBadData), [](const auto& row) {
+  return std::string(row.param.name);
+});
+
+TEST(BadCheckpointTest, ACheckpointOfAnotherModelIsRefused) {
+  const TemporaryFolder folder;
+  const std::string a = folder.file("a.onnx"), b = folder.file("b.onnx");
+  write_text(a,
+             model("(float[N, 4] x) => (float[N, 1] y)",
+                   "float[4, 1] w = {1, 2, 3, 4}",
+                   "y = MatMul(x, w)"));
+  write_text(b,
+             model("(float[N, 4] x) => (float[N, 1] y)",
+                   "float[4, 1] v = {1, 2, 3, 4}",
+                   "y = MatMul(x, v)"));
+  const std::string checkpoints = folder.file("ck");
+  const auto run = [&](const std::string& file) {
+    return run_trainrt({"run", file, "--steps", "2", "--checkpoint-dir", checkpoints, "--resume"});
+  };
+  ASSERT_EQ(run(a).exit_code, 0);
+  const ProgramResult result = run(b);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("step-00000002' is of another model than '" + b));
+}
+
+TEST(BadBatchTest, ABatchLargerThanTheDataIsCutToIt) {
+  const TemporaryFolder folder;
+  write_text(folder.file("m.onnx"),
+             model("(float[N, 4] x) => (float[N, 3] y)",
+                   "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}",
+                   "y = MatMul(x, w)"));
+  write_idx_folder(folder.file("data"),
+                   "train",
+                   std::vector<std::vector<float>>(5, std::vector<float>(4, 0.5f)),
+                   {0, 1, 2, 0, 1});
+  const ProgramResult result = run_trainrt(
+      {"run", folder.file("m.onnx"), "--data", folder.file("data"), "--batch-size", "64"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("trained 1 steps (5 samples)"));
+}
+
+}  // namespace
+}  // namespace trainrt
