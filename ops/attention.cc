@@ -265,6 +265,7 @@ std::vector<OpExample> examples() {
 OpDef forward_op() {
   OpDef op;
   op.name = "FusedAttention";
+  op.precision = PrecisionRule::kLow;
   op.infer_types = infer_forward;
   op.cost = cost;
   op.sharding = sharding;

@@ -134,6 +134,7 @@ OpDef moments_op() {
   op.workspace = batch_norm::workspace;
   op.not_differentiable = true;  // BatchNormApply's gradient goes through the moments itself
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.examples = image_examples(1, {});
   return op;
 }
@@ -172,6 +173,7 @@ OpDef apply_op() {
   op.workspace = batch_norm::workspace;
   op.gradient = apply_gradient;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.examples = image_examples(1, {'m', 'c', 'c'});
   for (OpExample& example : op.examples) {
     // Unless the moments are fixed, the gradient of x includes the way through them, which an
@@ -325,6 +327,7 @@ struct RunningAverage {
 
 OpDef running_average_op() {
   OpDef op = binary_op<RunningAverage>("RunningAverage");
+  op.precision = PrecisionRule::kFull;
   op.upgrade = nullptr;
   op.not_differentiable = true;
   op.inplace = {{0, 0}};

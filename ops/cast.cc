@@ -54,6 +54,7 @@ OpDef cast_op() {
   };
   op.upgrade = upgrade_cast;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;  // reads what there is; the result is what it says
   op.reference_kernel = cast_kernel;
   for (const auto& [from, to] : {std::pair{DType::kFloat32, DType::kFloat64},
                                  std::pair{DType::kFloat32, DType::kBFloat16},

@@ -209,6 +209,7 @@ OpDef concat_op() {
         "Concat", context.inputs(), {{"axis", context.attributes().get_int("axis", 1)}}));
   };
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = concat_kernel;
   OpExample channels;
   channels.name = "channels";
@@ -231,6 +232,7 @@ OpDef split_op() {
   op.gradient = split_gradient;
   op.upgrade = upgrade_split;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = split_kernel;
   OpExample even;
   even.name = "packed projections";

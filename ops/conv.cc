@@ -18,6 +18,7 @@
 #include "ops/conv_f64.h"
 #include "ops/convolution.h"
 #include "ops/onednn.h"
+#include "ops/widened.h"
 
 namespace trainrt {
 
@@ -544,6 +545,8 @@ OpDef side(const char* name,
   op.gradient = gradient;
   op.workspace = workspace;
   op.cpu_factory = cpu_factory;
+  widen_16_bit(op, runs_on_onednn);
+  op.precision = PrecisionRule::kLow;  // ConvTranspose is a ConvInputGrad
   op.examples = examples(name);
   return op;
 }

@@ -105,6 +105,7 @@ OpDef dropout_op() {
   op.inplace = {{0, 0}};
   op.random = true;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   for (const int64_t batch_axis : {0, 1, -1}) {
     op.examples.push_back({.name = concat("batch_axis_", batch_axis),
                            .attributes = {{"ratio", 0.3},

@@ -224,6 +224,7 @@ OpDef form(std::string name) {
     return Factors::elementwise(context);
   };
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   // An ONNX node has the inputs and attributes that ours has.
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
   return op;

@@ -55,6 +55,7 @@ struct ReciprocalGrad {
 
 OpDef exp_op() {
   OpDef op = unary_op<Exp>("Exp");
+  op.precision = PrecisionRule::kFull;  // grows out of 16 bits
   op.gradient = [](GradientBuilder& g) {
     g.set_input_grad(0, g.mul(g.output_grad(0), g.output(0)));
   };
@@ -64,6 +65,7 @@ OpDef exp_op() {
 
 OpDef log_op() {
   OpDef op = unary_op<Log>("Log");
+  op.precision = PrecisionRule::kFull;
   op.gradient = [](GradientBuilder& g) {
     g.set_input_grad(0, g.div(g.output_grad(0), g.input(0)));
   };
@@ -73,6 +75,7 @@ OpDef log_op() {
 
 OpDef sqrt_op() {
   OpDef op = unary_op<Sqrt>("Sqrt");
+  op.precision = PrecisionRule::kFull;
   op.gradient = gradient_from_output("SqrtGrad");
   op.examples = {unary_example(0.1, 4)};
   return op;
@@ -86,6 +89,7 @@ OpDef sqrt_grad_op() {
 
 OpDef reciprocal_op() {
   OpDef op = unary_op<Reciprocal>("Reciprocal");
+  op.precision = PrecisionRule::kFull;
   op.gradient = gradient_from_output("ReciprocalGrad");
   op.examples = {unary_example(0.5, 2)};
   return op;

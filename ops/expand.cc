@@ -76,6 +76,7 @@ OpDef expand_op() {
   };
   op.upgrade = upgrade_expand;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = expand_kernel;
   op.examples = {example("scalar", {}, {6, 4}),
                  example("leading dims", {35}, {2, 6, 35}),

@@ -296,6 +296,7 @@ OpDef gather_op() {
   op.gradient = gather_gradient;
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
   op.cheap = true;
+  op.precision = PrecisionRule::kLowResult;  // gradients of a table are summed in float32
   op.reference_kernel = gather_kernel;
   op.examples = gather_examples();
   return op;

@@ -279,6 +279,7 @@ OpDef forward_op() {
   };
   op.gradient = gradient;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   for (const auto& [name, groups] : {std::pair{"groups", 2}, std::pair{"instances", 8}}) {
     op.examples.push_back({.name = name,
                            .attributes = {{"num_groups", int64_t{groups}}, {"epsilon", 1e-5}},

@@ -22,6 +22,7 @@ OpDef identity_op() {
   op.inplace = {{0, 0}};
   op.view = true;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = copy_kernel;
   op.examples = {unary_example(-1, 1)};
   return op;

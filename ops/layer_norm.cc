@@ -519,6 +519,7 @@ OpDef forward_op(const char* name, int num_inputs) {
   op.gradient = gradient;
   op.upgrade = upgrade;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.cpu_kernel = forward_fast;
   for (const auto& [example, axis] : {std::pair{"last_axis", 2}, std::pair{"two_axes", 1}}) {
     const Shape x = {4, 6, 20};

@@ -12,6 +12,7 @@
 #include "graph/upgrade.h"
 #include "ops/matmul_f64.h"
 #include "ops/onednn.h"
+#include "ops/widened.h"
 
 namespace trainrt {
 
@@ -371,6 +372,8 @@ OpDef matmul_op() {
   op.upgrade = upgrade_matmul;
   op.workspace = workspace;
   op.cpu_factory = cpu_factory;
+  widen_16_bit(op, runs_on_onednn);
+  op.precision = PrecisionRule::kLow;
   op.examples = matmul_examples();
   return op;
 }
@@ -421,6 +424,7 @@ OpDef weight_grad_op() {
   op.gradient = weight_grad_gradient;
   op.workspace = workspace;
   op.cpu_factory = cpu_factory;
+  widen_16_bit(op, runs_on_onednn);
   op.examples = {{.name = "sequence",
                   .attributes = {},
                   .inputs = {{DType::kFloat32, {2, 4, 6}}, {DType::kFloat32, {2, 4, 8}}},

@@ -300,6 +300,7 @@ OpDef pad_op() {
   op.gradient = pad_gradient;
   op.upgrade = upgrade_pad;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = pad_kernel;
   op.examples = {example("image", "constant", {2, 6, 5, 7}, {0, 0, 1, 2, 0, 0, 3, 1}),
                  example("crop one side", "constant", {6, 8}, {0, -2, 0, 3}),

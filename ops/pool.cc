@@ -634,6 +634,7 @@ OpDef pool_op(const char* name) {
     return memory_bound_cost(context, static_cast<double>(num_elements(window.kernel)));
   };
   op.sharding = sharding;
+  op.precision = PrecisionRule::kFollow;
   op.examples = examples(name);
   return op;
 }

@@ -130,6 +130,7 @@ void pow_gradient(GradientBuilder& g) {
 
 OpDef pow_op() {
   OpDef op = binary_op<Pow, Numbers::kNumeric>("Pow");
+  op.precision = PrecisionRule::kFull;
   op.cpu_kernel = pow_fast;
   op.inplace = {{0, 0}};
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 20); };

@@ -209,6 +209,7 @@ OpDef reshape_op() {
   op.inplace = {{0, 0}};
   op.view = true;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = copy_kernel;
   op.examples = {example("split a dim", {24, 6}, {4, 6, 6}),
                  example("merge dims", {4, 6, 5}, {24, 5}),

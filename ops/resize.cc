@@ -505,6 +505,7 @@ OpDef resize_op(const char* name, bool grad) {
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 8); };
   op.sharding = sharding;
   op.localize = localize;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = reference;
   op.workspace = workspace;
   op.cpu_kernel = fast;

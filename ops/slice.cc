@@ -209,6 +209,7 @@ OpDef slice_op() {
   };
   op.upgrade = upgrade_slice;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = slice_kernel;
   op.examples = slice_examples();
   return op;

@@ -301,6 +301,7 @@ OpDef forward_op(const char* name, const char* grad_name) {
     g.set_input_grad(0, g.op(grad_name, {g.output(0), g.output_grad(0)}, g.attributes()));
   };
   op.upgrade = upgrade;
+  op.precision = kLog ? PrecisionRule::kFull : PrecisionRule::kFollow;
   return op;
 }
 

@@ -98,6 +98,7 @@ OpDef transpose_op() {
   op.gradient = transpose_gradient;
   op.upgrade = upgrade_transpose;
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = transpose_kernel;
   op.examples = {example("matrix", {70, 6}, {1, 0}),
                  example("heads", {2, 6, 4, 5}, {0, 2, 1, 3}),

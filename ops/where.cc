@@ -92,6 +92,7 @@ OpDef where_op() {
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
   op.inplace = {{0, 1}, {0, 2}};
   op.cheap = true;
+  op.precision = PrecisionRule::kFollow;
   op.reference_kernel = where_kernel;
   const Tensor mask = Tensor::from<bool>({true, false, true, true, false, false}, {6, 1});
   OpExample equal;

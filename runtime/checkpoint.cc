@@ -141,6 +141,7 @@ void write_manifest(const std::string& folder,
                     const std::vector<Json>& parts) {
   Json manifest = {{"format", kFormat},
                    {"step", position.step},
+                   {"skipped", position.skipped},
                    {"position", position.position},
                    {"seed", position.seed},
                    {"loss_scale", position.loss_scale},
@@ -242,6 +243,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
                     kFormat);
     TrainingPosition& position = checkpoint.position_;
     position.step = manifest.at("step");
+    position.skipped = manifest.at("skipped");
     position.position = manifest.at("position");
     position.seed = manifest.at("seed");
     position.loss_scale = manifest.at("loss_scale");

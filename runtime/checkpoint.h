@@ -20,7 +20,8 @@ namespace trainrt {
 
 // Where training stood.
 struct TrainingPosition {
-  int64_t step = 0;      // steps done
+  int64_t step = 0;      // steps done, skipped ones included
+  int64_t skipped = 0;   // steps without an update: the gradient was not finite
   int64_t position = 0;  // global sample count
   int64_t seed = 0;
   double loss_scale = 1;

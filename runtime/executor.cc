@@ -124,7 +124,7 @@ struct Executor::Impl {
     if (name == runtime_input::kLearningRate) {
       value = feed.learning_rate;
     } else if (name == runtime_input::kStep) {
-      value = static_cast<double>(feed.step + 1);
+      value = static_cast<double>(feed.update + 1);
     } else if (name == runtime_input::kLossSeed) {
       value = loss_seed;
     }
@@ -212,7 +212,10 @@ struct Executor::Impl {
       if (i == phase.grad_norm_node) {
         totals.grad_norm = read_scalar(bound, phase.grad_norm, micro_batch);
         totals.has_grad_norm = true;
-        check_finite(totals.grad_norm, "the norm of the gradient", feed);
+        totals.skipped = feed.skip_overflow && !std::isfinite(totals.grad_norm);
+        if (!totals.skipped) {
+          check_finite(totals.grad_norm, "the norm of the gradient", feed);
+        }
       }
     }
     for (const BoundUpdate& update : phase.updates) {

@@ -30,9 +30,13 @@ struct RankCommunicators {
 // What one step is fed with.
 struct StepFeed {
   uint64_t seed = 0;
-  int64_t step = 0;  // of the optimizer, from 0; the update number is step + 1
+  int64_t step = 0;    // from 0; keys the random numbers
+  int64_t update = 0;  // of the optimizer, from 0: steps that were not skipped
   double learning_rate = 0;
   double loss_scale = 1;  // fp16: the seed is multiplied, the gradients divided by it
+  // A gradient that is not finite is reported in StepResult::skipped rather than thrown; the
+  // program's updates then have left everything as it was.
+  bool skip_overflow = false;
   // [micro-batch of the program][index into the executor's input names].
   const std::vector<std::vector<Tensor>>* inputs = nullptr;
 };
@@ -45,6 +49,7 @@ struct StepResult {
   bool has_correct = false;
   double grad_norm = 0;
   bool has_grad_norm = false;
+  bool skipped = false;  // nothing was updated: the gradient was not finite
 
   double loss() const { return item_count > 0 ? loss_sum / item_count : 0; }
 };
@@ -62,8 +67,8 @@ class Executor {
   // kInfeasiblePlan or kOutOfMemory.
   void load();
 
-  // Throws kNonFinite, before any parameter is changed, when the loss or the gradient is not
-  // finite.
+  // Throws kNonFinite, before any parameter is changed, when the loss is not finite, or the
+  // gradient unless StepFeed::skip_overflow.
   StepResult run_step(int program, const StepFeed& feed);
 
   // Contents of a persistent tensor on this rank (its shard), between steps.

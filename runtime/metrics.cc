@@ -90,6 +90,11 @@ std::string metrics_line(const StepMetrics& m) {
                 m.position,
                 ",\"epoch\":",
                 shortest(m.epoch),
+                m.loss_scale > 0 ? concat(",\"loss_scale\":",
+                                          shortest(m.loss_scale),
+                                          ",\"skipped\":",
+                                          m.skipped ? "true" : "false")
+                                 : "",
                 "}");
 }
 

@@ -20,6 +20,8 @@ struct StepMetrics {
   std::vector<int64_t> peak_bytes;  // by rank
   int64_t position = 0;             // global sample count after the step
   double epoch = 0;
+  double loss_scale = 0;  // 0: no loss scaling, and not written
+  bool skipped = false;   // with loss scaling: nothing was updated
 };
 
 // One JSON object per step and line, numbers in shortest round-trip form, flushed as written.

@@ -17,6 +17,7 @@
 #include "runtime/eval_result.h"
 #include "runtime/executor.h"
 #include "runtime/file_bytes.h"
+#include "runtime/loss_scaler.h"
 #include "runtime/metrics.h"
 #include "runtime/parameter_store.h"
 #include "runtime/plan_choice.h"
@@ -99,6 +100,8 @@ class RankRunner {
   ParameterStore store_;
   std::vector<int64_t> peak_bytes_;
   LrSchedule schedule_;
+  LossScaler scaler_;
+  int64_t skipped_ = 0;  // steps without an update
   std::unique_ptr<MetricsFile> metrics_;
   std::unique_ptr<Progress> progress_;
 };
@@ -117,7 +120,10 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step) {
   StepFeed feed;
   feed.seed = static_cast<uint64_t>(run_.options.seed);
   feed.step = step;
-  feed.learning_rate = schedule_.at(step);
+  feed.update = step - skipped_;
+  feed.learning_rate = schedule_.at(feed.update);
+  feed.loss_scale = scaler_.scale();
+  feed.skip_overflow = scaler_.active();
   feed.inputs = &data.inputs;
   return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
 }
@@ -138,7 +144,10 @@ bool RankRunner::asked_to_stop() {
 void RankRunner::save(int64_t step, int64_t position) {
   TrainingPosition at;
   at.step = step;
+  at.skipped = skipped_;
   at.position = position;
+  at.loss_scale = scaler_.scale();
+  at.finite_steps = scaler_.finite_steps();
   at.seed = run_.options.seed;
   at.model_hash = run_.job.model->hash();
   write_checkpoint(
@@ -156,13 +165,15 @@ void RankRunner::report(const StepData& data,
   StepMetrics m;
   m.step = step + 1;
   m.loss = result.loss();
-  m.lr = schedule_.at(step);
+  m.lr = schedule_.at(step - skipped_);
   m.grad_norm = result.grad_norm;
   m.samples = data.num_samples;
   m.step_seconds = seconds;
   m.peak_bytes = peak_bytes_;
   m.position = data.position + data.num_samples;
   const int64_t n = run_.job.dataset->num_samples();
+  m.loss_scale = scaler_.active() ? scaler_.scale() : 0;
+  m.skipped = result.skipped;
   m.epoch = n == kEndlessSamples ? 0 : static_cast<double>(m.position) / static_cast<double>(n);
   if (metrics_) {
     metrics_->write(m);
@@ -185,6 +196,17 @@ void RankRunner::train() {
                options.lr,
                options.warmup_steps,
                run_.range.total_steps};
+  if (run_.job.precision == "fp16") {
+    scaler_ = LossScaler({options.init_scale,
+                          options.growth_factor,
+                          options.backoff_factor,
+                          options.growth_interval});
+  }
+  if (run_.checkpoint) {
+    const TrainingPosition& from = run_.checkpoint->position();
+    scaler_.restore(from.loss_scale, from.finite_steps);
+    skipped_ = from.skipped;
+  }
   if (rank_ == 0) {
     if (!options.metrics.empty()) {
       metrics_ = std::make_unique<MetricsFile>(options.metrics,
@@ -212,6 +234,8 @@ void RankRunner::train() {
     if (rank_ == 0) {
       report(*data, result, step, seconds_since(start));
     }
+    scaler_.update(result.skipped);
+    skipped_ += result.skipped ? 1 : 0;
     ++step;
     position = data->position + data->num_samples;
     stopped = asked_to_stop();

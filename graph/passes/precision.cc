@@ -1,51 +1,71 @@
+// Two passes that rebuild a graph node by node with other types.
+//
+// lower_precision() walks the nodes in order and knows for each old value the new one and its type.
+// A node's own rule (OpDef::precision) says in which type it is computed, and its floating-point
+// inputs are cast to that. "Activations" are the values that depend on an input of the graph; the
+// type of a kFollow node is the widest of theirs, as in PyTorch's autocast [torch/amp], except that
+// parameters do not widen it: a bias is rounded rather than the activations it is added to blown
+// up. A result that the graph gives out is cast back, so losses are built on float32.
 #include "graph/passes/precision.h"
 
+#include <map>
+
+#include "graph/graph_builder.h"
 #include "graph/op_def.h"
 
 namespace trainrt {
 
 namespace {
 
-DType widen(DType dtype) {
-  return dtype == DType::kFloat32 ? DType::kFloat64 : dtype;
+const char* precision_name(DType low) {
+  return low == DType::kFloat16 ? "fp16" : "bf16";
 }
 
-// Attributes that name an element type or hold float data follow the values.
-void widen_attributes(Node& node) {
+DType convert(DType dtype, DType to) {
+  return is_floating(dtype) && dtype != DType::kFloat64 ? to : dtype;
+}
+
+// Attributes that name an element type follow the values.
+void convert_attributes(Node& node, DType to) {
   for (const char* name : {"to", "dtype"}) {
-    if (node.attributes.has(name) && node.attributes.get_string(name) == "float32") {
-      node.attributes.set(name, std::string("float64"));
+    if (!node.attributes.has(name)) {
+      continue;
+    }
+    const std::optional<DType> dtype = dtype_from_name(node.attributes.get_string(name));
+    if (dtype) {
+      node.attributes.set(name, std::string(dtype_name(convert(*dtype, to))));
     }
   }
 }
 
-Value widen_value(Value value) {
-  if (value.type.dtype != DType::kFloat32) {
+Value convert_value(Value value, DType to) {
+  const DType dtype = convert(value.type.dtype, to);
+  if (dtype == value.type.dtype) {
     return value;
   }
-  value.type.dtype = DType::kFloat64;
+  value.type.dtype = dtype;
   if (value.constant.defined()) {
-    value.constant = value.constant.cast(DType::kFloat64);
+    value.constant = value.constant.cast(dtype);
   }
   if (value.source.load) {
-    value.source.load = [load = value.source.load] { return load().cast(DType::kFloat64); };
+    value.source.load = [load = value.source.load, dtype] { return load().cast(dtype); };
   }
   return value;
 }
 
 }  // namespace
 
-Graph to_float64(const Graph& graph) {
-  Graph wide;
+Graph convert_floats(const Graph& graph, DType to) {
+  Graph converted;
   std::vector<ValueId> map(static_cast<size_t>(graph.num_values()), kNoValue);
   for (ValueId id = 0; id < graph.num_values(); ++id) {
     if (graph.value(id).producer == kNoNode) {
-      map[static_cast<size_t>(id)] = wide.add_value(widen_value(graph.value(id)));
+      map[static_cast<size_t>(id)] = converted.add_value(convert_value(graph.value(id), to));
     }
   }
   for (const Node& original : graph.nodes()) {
     Node node = original;
-    widen_attributes(node);
+    convert_attributes(node, to);
     for (ValueId& input : node.inputs) {
       input = input == kNoValue ? kNoValue : map[static_cast<size_t>(input)];
     }
@@ -53,43 +73,187 @@ Graph to_float64(const Graph& graph) {
     std::vector<std::string> names;
     for (const ValueId output : original.outputs) {
       TensorType type = output == kNoValue ? TensorType{} : graph.value(output).type;
-      type.dtype = widen(type.dtype);
+      type.dtype = convert(type.dtype, to);
       types.push_back(std::move(type));
       names.push_back(output == kNoValue ? "" : graph.value(output).name);
     }
-    const NodeId id = wide.add_node(std::move(node), types, std::move(names));
+    const NodeId id = converted.add_node(std::move(node), types, std::move(names));
     for (size_t i = 0; i < original.outputs.size(); ++i) {
       if (original.outputs[i] == kNoValue) {
-        wide.node(id).outputs[i] = kNoValue;
+        converted.node(id).outputs[i] = kNoValue;
       } else {
-        map[static_cast<size_t>(original.outputs[i])] = wide.node(id).outputs[i];
+        map[static_cast<size_t>(original.outputs[i])] = converted.node(id).outputs[i];
       }
     }
   }
   for (const ValueId id : graph.outputs()) {
-    wide.outputs().push_back(map[static_cast<size_t>(id)]);
+    converted.outputs().push_back(map[static_cast<size_t>(id)]);
   }
   for (const StateUpdate& update : graph.updates()) {
-    wide.updates().push_back(
+    converted.updates().push_back(
         {map[static_cast<size_t>(update.target)], map[static_cast<size_t>(update.new_value)]});
   }
-  return wide;
+  return converted;
+}
+
+namespace {
+
+class Lowering {
+ public:
+  Lowering(const Graph& graph, DType low)
+      : graph_(graph),
+        low_(low),
+        builder_(result_),
+        map_(static_cast<size_t>(graph.num_values()), kNoValue),
+        is_activation_(static_cast<size_t>(graph.num_values()), false),
+        wanted_full_(static_cast<size_t>(graph.num_values()), false) {}
+
+  Graph run() {
+    for (const ValueId id : graph_.outputs()) {
+      wanted_full_[index(id)] = true;
+    }
+    for (const StateUpdate& update : graph_.updates()) {
+      wanted_full_[index(update.new_value)] = true;
+    }
+    for (ValueId id = 0; id < graph_.num_values(); ++id) {
+      const Value& value = graph_.value(id);
+      if (value.producer == kNoNode) {
+        map_[index(id)] = result_.add_value(value);
+        is_activation_[index(id)] = value.kind == ValueKind::kInput;
+      }
+    }
+    for (const Node& node : graph_.nodes()) {
+      lower(node);
+    }
+    for (const ValueId id : graph_.outputs()) {
+      result_.outputs().push_back(map_[index(id)]);
+    }
+    for (const StateUpdate& update : graph_.updates()) {
+      result_.updates().push_back({map_[index(update.target)], map_[index(update.new_value)]});
+    }
+    return std::move(result_);
+  }
+
+ private:
+  static size_t index(ValueId id) { return static_cast<size_t>(id); }
+
+  // The type in which `node` is computed.
+  DType type_of(const Node& node, PrecisionRule rule) const {
+    if (rule == PrecisionRule::kLow) {
+      return low_;
+    }
+    if (rule != PrecisionRule::kFollow) {
+      return DType::kFloat32;
+    }
+    bool any_low = false;
+    for (const ValueId input : node.inputs) {
+      if (input == kNoValue || !is_activation_[index(input)]) {
+        continue;
+      }
+      const DType dtype = result_.value(map_[index(input)]).type.dtype;
+      if (dtype == DType::kFloat32) {
+        return DType::kFloat32;
+      }
+      any_low = any_low || dtype == low_;
+    }
+    return any_low ? low_ : DType::kFloat32;
+  }
+
+  // `id` of the new graph in `to`.
+  ValueId cast(ValueId id, DType to) {
+    const DType from = result_.value(id).type.dtype;
+    if (from == to || (from != DType::kFloat32 && from != low_)) {
+      return id;
+    }
+    const auto known = casts_.find({id, to});
+    if (known != casts_.end()) {
+      return known->second;
+    }
+    const std::string name = concat(result_.value(id).name, ".", dtype_name(to));
+    const ValueId result = builder_.op("Cast",
+                                       {id},
+                                       {{"to", std::string(dtype_name(to))}},
+                                       result_.unique_node_name(name),
+                                       result_.unique_value_name(name));
+    casts_[{id, to}] = result;
+    return result;
+  }
+
+  void lower(const Node& node) {
+    builder_.set_region(node.region);
+    builder_.set_source_index(node.source_index);
+    const PrecisionRule rule = get_op(node.op_type).precision;
+    const DType type = type_of(node, rule);
+    std::vector<ValueId> inputs;
+    bool activation = false;
+    for (const ValueId input : node.inputs) {
+      inputs.push_back(input == kNoValue ? kNoValue : cast(map_[index(input)], type));
+      activation = activation || (input != kNoValue && is_activation_[index(input)]);
+    }
+    std::vector<std::string> names;
+    for (const ValueId output : node.outputs) {
+      names.push_back(output == kNoValue ? "" : graph_.value(output).name);
+    }
+    const std::vector<ValueId> outputs =
+        builder_.node(node.op_type, inputs, node.attributes, node.name, names);
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (node.outputs[i] == kNoValue) {
+        continue;
+      }
+      const size_t at = index(node.outputs[i]);
+      map_[at] = outputs[i];
+      is_activation_[at] = activation;
+      if (rule == PrecisionRule::kLowResult && activation && !wanted_full_[at]) {
+        map_[at] = cast(outputs[i], low_);
+      }
+      if (wanted_full_[at] && result_.value(outputs[i]).type.dtype == low_) {
+        give_out(node.outputs[i], outputs[i]);
+      }
+    }
+  }
+
+  // The low value makes room for its float32 form under the name that users know.
+  void give_out(ValueId original, ValueId low) {
+    const std::string name = graph_.value(original).name;
+    result_.rename_value(low, result_.unique_value_name(concat(name, ".", dtype_name(low_))));
+    const ValueId full = cast(low, DType::kFloat32);
+    result_.rename_value(full, name);
+    casts_[{full, low_}] = low;  // inner readers take the low one
+    map_[index(original)] = full;
+  }
+
+  const Graph& graph_;
+  const DType low_;
+  Graph result_;
+  GraphBuilder builder_;
+  std::vector<ValueId> map_;  // old value -> new value
+  std::vector<bool> is_activation_;
+  std::vector<bool> wanted_full_;
+  std::map<std::pair<ValueId, DType>, ValueId> casts_;
+};
+
+}  // namespace
+
+Graph lower_precision(const Graph& graph, DType low) {
+  TRAINRT_CHECK(low == DType::kFloat16 || low == DType::kBFloat16);
+  return Lowering(graph, low).run();
 }
 
 Graph apply_precision(const Graph& graph, const std::string& precision) {
-  if (precision == "fp32") {
-    return graph;
-  }
   if (precision == "fp64") {
-    return to_float64(graph);
+    return convert_floats(graph, DType::kFloat64);
   }
-  for (const char* known : {"auto", "tf32", "bf16", "fp16"}) {
-    TRAINRT_REQUIRE(precision != known,
-                    kUnsupported,
-                    "--precision ",
-                    precision,
-                    " is not available on the CPU in this build; use fp32 or fp64");
+  if (precision == "fp32") {
+    return convert_floats(graph, DType::kFloat32);
   }
+  for (const DType low : {DType::kBFloat16, DType::kFloat16}) {
+    if (precision == precision_name(low)) {
+      return lower_precision(convert_floats(graph, DType::kFloat32), low);
+    }
+  }
+  TRAINRT_REQUIRE(precision != "tf32",
+                  kUnsupported,
+                  "--precision tf32 needs a CUDA device; the CPU runs fp64, fp32, bf16 and fp16");
   TRAINRT_FAIL(kInvalidArgument,
                "--precision '",
                precision,

@@ -1,4 +1,8 @@
 // --precision as a graph pass over the forward graph, before autodiff.
+//
+// Parameters, state and what the graph takes in and gives out keep float32: the parameters are the
+// master weights of mixed precision, and since the gradient of a cast is a cast back, their
+// gradients are accumulated, reduced and applied in float32 without another rule.
 #pragma once
 
 #include <string>
@@ -7,13 +11,18 @@
 
 namespace trainrt {
 
-// Every float32 value becomes float64: inputs, parameters, state, constants and what is computed
-// from them, with the same names. For checks against float64 references; initial values are
-// converted exactly.
-Graph to_float64(const Graph& graph);
+// Every value of a floating-point type that is not float64 already becomes `to` (float32 or
+// float64): inputs, parameters, state, constants and what is computed from them, with the same
+// names. float64 is for checks against references; float32 for files stored in 16 bits.
+Graph convert_floats(const Graph& graph, DType to);
 
-// Applies one of CONTRACT's precisions. "fp32": the graph as it is. "fp64": to_float64(). Throws
-// kInvalidArgument for a name that is none, kUnsupported for one that this build cannot run.
+// Mixed precision: computes in `low` (float16 or bfloat16) what OpDef::precision allows, with casts
+// as nodes named "<value>.<low>"; a value is cast at most once. `graph` has no 16-bit floats.
+Graph lower_precision(const Graph& graph, DType low);
+
+// Applies one of CONTRACT's precisions, already resolved: "fp64", "fp32" (a file stored in 16 bits
+// is computed in float32, too), "bf16", "fp16". Throws kInvalidArgument for a name that is none,
+// kUnsupported for "tf32", which a CPU does not have.
 Graph apply_precision(const Graph& graph, const std::string& precision);
 
 }  // namespace trainrt

@@ -120,6 +120,7 @@ PlanRun run_plan(const TrainingGraphFactory& factory,
           StepFeed feed;
           feed.seed = 7;
           feed.step = step;
+          feed.update = step;
           feed.learning_rate = options.learning_rate;
           feed.inputs = &inputs;
           const StepResult result = executor.run_step(index, feed);

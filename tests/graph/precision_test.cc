@@ -1,0 +1,147 @@
+// What mixed precision makes of a forward graph: who is computed in which type, and where casts
+// lie.
+#include "graph/passes/precision.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "graph/graph_builder.h"
+#include "graph/op_def.h"
+#include "graph/verifier.h"
+
+namespace trainrt {
+namespace {
+
+ValueId parameter(Graph& graph, const std::string& name, Shape shape) {
+  Value value;
+  value.name = name;
+  value.type = {DType::kFloat32, std::move(shape)};
+  value.kind = ValueKind::kParameter;
+  return graph.add_value(std::move(value));
+}
+
+DType dtype_of_value(const Graph& graph, const std::string& name) {
+  return graph.value(graph.find_value(name).value()).type.dtype;
+}
+
+int count_casts_of(const Graph& graph, const std::string& name) {
+  const ValueId id = graph.find_value(name).value();
+  return static_cast<int>(
+      std::count_if(graph.nodes().begin(), graph.nodes().end(), [&](const Node& node) {
+        return node.op_type == "Cast" && node.inputs[0] == id;
+      }));
+}
+
+// relu(x w + b) w, exp of it beside it.
+Graph dense() {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId x = graph.add_input("x", {DType::kFloat32, {4, 8}}, 0);
+  const ValueId w = parameter(graph, "w", {8, 8});
+  const ValueId b = parameter(graph, "b", {8});
+  const ValueId product = builder.op("MatMul", {x, w}, {}, "first", "product");
+  const ValueId sum = builder.op("Add", {product, b}, {}, "add", "sum");
+  const ValueId relu = builder.op("Relu", {sum}, {}, "relu", "hidden");
+  const ValueId y = builder.op("MatMul", {relu, w}, {}, "second", "y");
+  const ValueId e = builder.op("Exp", {y}, {}, "exp", "e");
+  graph.outputs() = {y, e};
+  return graph;
+}
+
+TEST(LowerPrecisionTest, ProductsRunLowAndWhatFollowsThemToo) {
+  for (const DType low : {DType::kBFloat16, DType::kFloat16}) {
+    const Graph graph = lower_precision(dense(), low);
+    verify(graph, "lowered");
+    for (const char* name : {"product", "sum", "hidden"}) {
+      EXPECT_EQ(dtype_of_value(graph, name), low) << name;
+    }
+    EXPECT_EQ(dtype_of_value(graph, "e"), DType::kFloat32);
+  }
+}
+
+TEST(LowerPrecisionTest, ParametersInputsAndOutputsKeepTheirTypesAndNames) {
+  const Graph graph = lower_precision(dense(), DType::kBFloat16);
+  for (const char* name : {"x", "w", "b", "y", "e"}) {
+    EXPECT_EQ(dtype_of_value(graph, name), DType::kFloat32) << name;
+  }
+  ASSERT_EQ(graph.outputs().size(), 2u);
+  EXPECT_EQ(graph.value(graph.outputs()[0]).name, "y");
+  EXPECT_EQ(graph.value(*graph.find_value("w")).kind, ValueKind::kParameter);
+}
+
+TEST(LowerPrecisionTest, AValueIsCastOnceHoweverManyReadIt) {
+  const Graph graph = lower_precision(dense(), DType::kBFloat16);
+  EXPECT_EQ(count_casts_of(graph, "w"), 1);
+  EXPECT_EQ(count_casts_of(graph, "y.bfloat16"), 1);  // Exp and the output share it
+}
+
+TEST(LowerPrecisionTest, AResidualInFloat32StaysSo) {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId x = graph.add_input("x", {DType::kFloat32, {4, 8}}, 0);
+  const ValueId y = builder.op("MatMul", {x, parameter(graph, "w", {8, 8})}, {}, "product", "y");
+  graph.outputs() = {builder.op("Add", {x, y}, {}, "add", "z")};
+  const Graph lowered = lower_precision(graph, DType::kBFloat16);
+  EXPECT_EQ(dtype_of_value(lowered, "y"), DType::kBFloat16);
+  EXPECT_EQ(dtype_of_value(lowered, "z"), DType::kFloat32);
+  EXPECT_EQ(count_casts_of(lowered, "z"), 0);
+}
+
+TEST(LowerPrecisionTest, EmbeddingsAreLookedUpInFloat32AndHandedOnLow) {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId ids = graph.add_input("ids", {DType::kInt64, {4}}, 0);
+  const ValueId table = parameter(graph, "table", {10, 8});
+  const ValueId row = builder.op("Gather", {table, ids}, {{"axis", int64_t{0}}}, "gather", "row");
+  graph.outputs() = {builder.op("Relu", {row}, {}, "relu", "y")};
+  const Graph lowered = lower_precision(graph, DType::kBFloat16);
+  EXPECT_EQ(count_casts_of(lowered, "table"), 0);
+  EXPECT_EQ(dtype_of_value(lowered, "row"), DType::kFloat32);
+  EXPECT_EQ(dtype_of_value(lowered, "y.bfloat16"), DType::kBFloat16);
+}
+
+TEST(ApplyPrecisionTest, AModelStoredIn16BitsGetsFloat32Masters) {
+  Graph graph = convert_floats(lower_precision(dense(), DType::kFloat16), DType::kFloat32);
+  for (Value value : graph.values()) {
+    EXPECT_EQ(value.type.dtype, DType::kFloat32) << value.name;
+  }
+  Graph stored;
+  GraphBuilder builder(stored);
+  const ValueId x = stored.add_input("x", {DType::kFloat16, {4, 8}}, 0);
+  Value w;
+  w.name = "w";
+  w.type = {DType::kFloat16, {8, 8}};
+  w.kind = ValueKind::kParameter;
+  w.source.load = [] { return Tensor(DType::kFloat16, {8, 8}); };
+  stored.outputs() = {builder.op("MatMul", {x, stored.add_value(w)}, {}, "product", "y")};
+  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    const Graph trained = apply_precision(stored, precision);
+    EXPECT_EQ(dtype_of_value(trained, "w"), DType::kFloat32) << precision;
+    EXPECT_EQ(trained.value(*trained.find_value("w")).source.load().dtype(), DType::kFloat32);
+  }
+}
+
+TEST(ApplyPrecisionTest, UnknownNamesAreExplained) {
+  for (const char* name : {"tf32", "fp61"}) {
+    try {
+      apply_precision(dense(), name);
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_NE(error.message().find("bf16"), std::string::npos) << error.message();
+    }
+  }
+}
+
+// An operator that mixed precision lowers has kernels for it, forward and backward.
+TEST(PrecisionRuleTest, SumsAndLossesStayInFloat32) {
+  for (const char* name : {"ReduceSum", "SoftmaxCrossEntropyLoss", "Exp", "Log", "Pow", "AdamW"}) {
+    EXPECT_EQ(get_op(name).precision, PrecisionRule::kFull) << name;
+  }
+  for (const char* name : {"MatMul", "Conv", "FusedAttention"}) {
+    EXPECT_EQ(get_op(name).precision, PrecisionRule::kLow) << name;
+  }
+}
+
+}  // namespace
+}  // namespace trainrt
