@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "graph/op_def.h"
+#include "parallel/passes/padding.h"
 #include "parallel/passes/recompute.h"
 #include "parallel/passes/spmd_lowering.h"
 #include "parallel/phase_order.h"
@@ -288,6 +289,7 @@ const Partitioner::Lowered& Partitioner::lowered(int64_t micro_batch_size,
       result.graph = lower_to_rank(
           result.graph, data_axis(plan_, result.graph.graph, data_rank), &result.pieces);
     }
+    result.graph = pad_products(result.graph, plan_.padding);
     result.cut = cut_stages(result.graph.graph, plan_);
   }
   return result;

@@ -211,25 +211,14 @@ void read_placements(const ObjectReader& reader, Plan& plan) {
   }
 }
 
-const std::vector<std::string> kPlanKeys = {"version",
-                                            "model_hash",
-                                            "bind",
-                                            "precision",
-                                            "global_batch",
-                                            "micro_batch_size",
-                                            "data_parallel",
-                                            "tensor_parallel",
-                                            "pipeline_parallel",
-                                            "virtual_stages",
-                                            "schedule",
-                                            "zero_stage",
-                                            "sequence_parallel",
-                                            "offload",
-                                            "reduction",
-                                            "devices",
-                                            "shares",
-                                            "stages",
-                                            "placements"};
+const std::vector<std::string> kPlanKeys = {
+    "version",           "model_hash",      "bind",
+    "precision",         "global_batch",    "micro_batch_size",
+    "data_parallel",     "tensor_parallel", "pipeline_parallel",
+    "virtual_stages",    "schedule",        "zero_stage",
+    "sequence_parallel", "offload",         "reduction",
+    "devices",           "shares",          "stages",
+    "placements",        "padding"};
 
 void check_ranges(const Plan& plan) {
   TRAINRT_REQUIRE(plan.version == 1,
@@ -335,6 +324,7 @@ std::string plan_to_json(const Plan& plan) {
     json["placements"][tensor] = {{"data", placement_string(placement.data)},
                                   {"tensor", placement_string(placement.tensor)}};
   }
+  json["padding"] = plan.padding;
   return json.dump(2);
 }
 
@@ -392,6 +382,23 @@ Plan plan_from_json(const std::string& text) {
   reader.read_list("shares", plan.shares, share_from_json);
   reader.read_list("stages", plan.stages, stage_from_json);
   read_placements(reader, plan);
+  if (const Json* padding = reader.find("padding")) {
+    TRAINRT_REQUIRE(padding->is_object(),
+                    kInvalidArgument,
+                    "plan.padding is ",
+                    padding->dump(),
+                    ", wanted an object of node names and multiples");
+    for (const auto& [node, multiple] : padding->items()) {
+      const std::string where = concat("plan.padding['", node, "']");
+      plan.padding[node] = ObjectReader::value<int64_t>(multiple, where);
+      TRAINRT_REQUIRE(plan.padding[node] >= 1,
+                      kInvalidArgument,
+                      where,
+                      " is ",
+                      plan.padding[node],
+                      ", wanted a multiple of at least 1");
+    }
+  }
   check_ranges(plan);
   return plan;
 }

@@ -77,6 +77,9 @@ struct Plan {
   std::vector<DataShare> shares;
   std::vector<PlanStage> stages;
   std::map<std::string, TensorPlacement> placements;
+  // Products and convolutions, by node name, whose local dims are padded to a multiple
+  // (parallel/passes/padding.h). Nodes that are not named run as they are.
+  std::map<std::string, int64_t> padding;
 
   int world_size() const { return data_parallel * tensor_parallel * pipeline_parallel; }
 };
