@@ -283,7 +283,6 @@ std::vector<std::string> OnnxModel::symbols() const {
 
 std::string OnnxModel::hash() const {
   Hash hash;
-  hash.add(static_cast<int64_t>(impl_->proto->ir_version()));
   for (const auto& [domain, version] : impl_->opsets) {
     hash.add(domain);
     hash.add(version);
