@@ -14,6 +14,7 @@
 
 #include "graph/base/error.h"
 #include "parallel/device_catalogue.h"
+#include "parallel/nvidia_smi.h"
 
 namespace trainrt {
 
@@ -215,16 +216,66 @@ void read_inter(const Reader& reader, const YAML::Node& node, HostEntry* entry) 
   }
 }
 
+void read_links(const Reader& reader, const YAML::Node& node, HostEntry* entry) {
+  if (node["intra"]) {
+    entry->intra = find_link(Reader::text(node["intra"]));
+  }
+  if (node["inter"]) {
+    read_inter(reader, node["inter"], entry);
+  }
+}
+
+std::string file_text(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  TRAINRT_REQUIRE(
+      file.good() && std::filesystem::is_regular_file(path), kIo, "cannot read file '", path, "'");
+  return text.str();
+}
+
+HostEntry smi_entry(const SmiHost& host, Topology* topology) {
+  HostEntry entry;
+  entry.intra = host.intra;
+  entry.inter = host.inter;
+  entry.num_nics = host.num_nics;
+  for (const SmiDevice& device : host.devices) {
+    entry.device_types.push_back(topology->add_type(device.type));
+    entry.reserved.push_back(device.used_bytes);
+  }
+  return entry;
+}
+
+// `nvidia_smi: {query: FILE, topo: FILE}`: paths relative to the cluster file.
+HostEntry read_smi_entry(const Reader& reader, const YAML::Node& node, Topology* topology) {
+  reader.check_map(node, "nvidia_smi", {"query", "topo"});
+  TRAINRT_REQUIRE(node["query"],
+                  kInvalidArgument,
+                  reader.at(node),
+                  "nvidia_smi needs query: FILE, the output of `nvidia-smi -q`");
+  const std::filesystem::path folder = std::filesystem::path(reader.where).parent_path();
+  const auto text = [&](const char* key) {
+    return node[key] ? file_text((folder / Reader::text(node[key])).string()) : std::string();
+  };
+  return smi_entry(read_smi_host(text("query"), text("topo"), Reader::text(node["query"])),
+                   topology);
+}
+
 // The first device decides what the host entry leaves unsaid.
 HostEntry read_host(const Reader& reader,
                     const YAML::Node& node,
                     const TypeTable& own,
                     Topology* topology) {
-  reader.check_map(node, "a host", {"count", "devices", "intra", "inter"});
+  reader.check_map(node, "a host", {"count", "devices", "nvidia_smi", "intra", "inter"});
+  if (node["nvidia_smi"] && !node["devices"]) {
+    HostEntry entry = read_smi_entry(reader, node["nvidia_smi"], topology);
+    read_links(reader, node, &entry);
+    return entry;
+  }
   TRAINRT_REQUIRE(node["devices"] && node["devices"].IsSequence() && node["devices"].size() > 0,
                   kInvalidArgument,
                   reader.at(node),
-                  "a host needs devices: [{count: N, type: NAME}]");
+                  "a host needs devices: [{count: N, type: NAME}], or nvidia_smi: {query: FILE}");
   HostEntry entry;
   entry.intra = find_link("shared-memory");
   entry.inter = find_link("ethernet-10g");
@@ -263,12 +314,7 @@ HostEntry read_host(const Reader& reader,
     entry.device_types.insert(entry.device_types.end(), static_cast<size_t>(count), index);
     entry.reserved.insert(entry.reserved.end(), static_cast<size_t>(count), reserved);
   }
-  if (node["intra"]) {
-    entry.intra = find_link(Reader::text(node["intra"]));
-  }
-  if (node["inter"]) {
-    read_inter(reader, node["inter"], &entry);
-  }
+  read_links(reader, node, &entry);
   return entry;
 }
 
@@ -439,11 +485,21 @@ Topology load_cluster(const std::string& file_or_preset) {
   if (!std::filesystem::is_regular_file(file_or_preset)) {
     return make_preset(file_or_preset);
   }
-  std::ifstream file(file_or_preset);
-  std::ostringstream text;
-  text << file.rdbuf();
-  TRAINRT_REQUIRE(file.good(), kIo, "cannot read cluster file '", file_or_preset, "'");
-  return parse_cluster(text.str(), file_or_preset);
+  const std::string text = file_text(file_or_preset);
+  TRAINRT_REQUIRE(!is_smi_topology(text),
+                  kInvalidArgument,
+                  "'",
+                  file_or_preset,
+                  "' is the output of `nvidia-smi topo -m`, which does not say what the GPUs are; "
+                  "name it in a cluster file: hosts: [{nvidia_smi: {query: FILE, topo: ",
+                  file_or_preset,
+                  "}}], where query is the output of `nvidia-smi -q`");
+  if (is_smi_query(text)) {
+    Topology topology;
+    append_host(smi_entry(read_smi_host(text, "", file_or_preset), &topology), &topology);
+    return topology;
+  }
+  return parse_cluster(text, file_or_preset);
 }
 
 }  // namespace trainrt

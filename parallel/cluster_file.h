@@ -1,5 +1,6 @@
-// How users name a cluster: a YAML file (CONTRACT section 3) or a preset such as "dgx-a100:128",
-// "rtx-4090:2" or "cpu:4".
+// How users name a cluster: a YAML file (CONTRACT section 3), the saved output of `nvidia-smi -q`
+// or `nvidia-smi --query-gpu=... --format=csv` (one host), or a preset such as "dgx-a100:128",
+// "rtx-4090:2" or "cpu:4". A host of a YAML file may be `nvidia_smi: {query: FILE, topo: FILE}`.
 #pragma once
 
 #include <string>

@@ -35,7 +35,8 @@ std::string normal_word(std::string word) {
   if (word.size() > 3 && word.ends_with("gib")) {
     word.replace(word.size() - 3, 3, "gb");
   }
-  static const std::set<std::string> kVendor = {"nvidia", "tesla", "geforce", "gpu"};
+  static const std::set<std::string> kVendor = {
+      "nvidia", "tesla", "geforce", "gpu", "hbm2", "hbm2e", "hbm3", "hbm3e"};
   return kVendor.count(word) != 0 ? "" : word;
 }
 
