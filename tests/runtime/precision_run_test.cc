@@ -190,7 +190,6 @@ TEST_F(LossScaleRunTest, RanksFollowTheRuleTogether) {
   for (const std::vector<std::string>& layout :
        {std::vector<std::string>{"--devices", "cpu:2", "--dp", "2"},
         {"--devices", "cpu:4", "--dp", "4"},
-        {"--devices", "cpu:4", "--dp", "2", "--tp", "2"},
         {"--devices", "cpu:4", "--dp", "4", "--zero", "2"}}) {
     std::vector<std::string> arguments = {"--steps", "24"};
     arguments.insert(arguments.end(), layout.begin(), layout.end());
