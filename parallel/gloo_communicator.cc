@@ -101,7 +101,10 @@ class GlooCommunicator : public Communicator {
         rank_(rank),
         group_(group) {
     for (const int member : members_) {
-      ranks_text_ += concat(ranks_text_.empty() ? "" : ", ", member);
+      ranks_text_ += concat(ranks_text_.empty() ? "ranks " : ", ", member);
+    }
+    if (group > 0) {
+      ranks_text_ = concat("group ", group, " (", ranks_text_, ")");
     }
   }
 
@@ -411,7 +414,7 @@ class GlooCommunicator : public Communicator {
   }
 
   Envelope begin(Call call, int64_t count, DType dtype) {
-    doing_ = concat(call_name(call), " #", sequence_, " of ranks ", ranks_text_);
+    doing_ = concat(call_name(call), " #", sequence_, " of ", ranks_text_);
     sends_.clear();
     Envelope envelope;
     envelope.sequence = sequence_;

@@ -182,8 +182,8 @@ std::optional<std::string> RendezvousHub::Impl::objection(const Json& hello) con
 }
 
 void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
-  const std::string process =
-      concat("process ", hello.at("pid").get<int64_t>(), " on ", hello.at("host"));
+  const std::string process = concat(
+      "process ", hello.at("pid").get<int64_t>(), " on ", hello.at("host").get<std::string>());
   const int rank = hello.at("rank");
   const int64_t generation = hello.at("generation");
   const auto refuse = [&](bool try_again, const std::string& why) {

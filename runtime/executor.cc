@@ -317,6 +317,9 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
       }
     }
   }
+  if (!counted) {
+    impl.count_items(feed);  // a rank without a share of the samples still takes part
+  }
   if (!combined) {
     combine_step(impl.totals, bound.program->coordinates, impl.communicators);
     Impl::check_finite(impl.totals.loss(), "the loss", feed);
