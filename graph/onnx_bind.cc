@@ -10,6 +10,7 @@
 #include "graph/onnx_tensor.h"
 #include "graph/passes/constant_folding.h"
 #include "graph/passes/fusion.h"
+#include "graph/passes/layout.h"
 #include "graph/passes/sample_rows.h"
 #include "graph/verifier.h"
 
@@ -207,6 +208,8 @@ Graph OnnxModel::bind(const BindOptions& options) const {
   if (options.fuse) {
     run_fusions(graph);
     verify(graph, "fusion");
+    graph = turn_images(graph);
+    verify(graph, "layout");
   }
   return graph;
 }

@@ -4,6 +4,7 @@
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
+#include "graph/passes/layout.h"
 #include "graph/upgrade.h"
 #include "ops/strided_copy.h"
 
@@ -247,6 +248,7 @@ OpDef split_op() {
 }
 
 const RegisterOp kConcat{concat_op()};
+const RegisterImageRule kConcatImages{"Concat", {.form = ImageForm::kAxis}};
 const RegisterOp kSplit{split_op()};
 
 }  // namespace

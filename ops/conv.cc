@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "graph/autodiff.h"
+#include "graph/passes/layout.h"
 #include "graph/upgrade.h"
 #include "ops/conv_f64.h"
 #include "ops/convolution.h"
@@ -559,6 +560,10 @@ OpDef conv_op() {
 
 const RegisterOp kConv{conv_op()};
 const RegisterOp kConvInputGrad{side("ConvInputGrad", infer_input_grad, input_grad_gradient)};
+const RegisterImageRule kConvImages{"Conv",
+                                    {.form = ImageForm::kLayout, .images = {0}, .leads = true}};
+const RegisterImageRule kConvInputGradImages{
+    "ConvInputGrad", {.form = ImageForm::kLayout, .images = {0}, .leads = true}};
 const RegisterOp kConvWeightGrad{side("ConvWeightGrad", infer_weight_grad, weight_grad_gradient)};
 
 }  // namespace

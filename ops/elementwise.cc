@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "graph/autodiff.h"
+#include "graph/passes/layout.h"
 #include "ops/convert.h"
 
 namespace trainrt::elementwise {
@@ -227,6 +228,7 @@ OpDef form(std::string name) {
   op.precision = PrecisionRule::kFollow;
   // An ONNX node has the inputs and attributes that ours has.
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
+  RegisterImageRule(op.name, {ImageForm::kElementwise});
   return op;
 }
 

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "graph/autodiff.h"
+#include "graph/passes/layout.h"
 #include "ops/broadcast.h"
 
 namespace trainrt::reduce {
@@ -362,6 +363,7 @@ OpDef form(std::string name, bool sharded, ReductionKind kind) {
   op.workspace = [](const OpContext& context, const DeviceSpec&) { return workspace(context); };
   op.upgrade = upgrade;
   op.cheap = true;
+  RegisterImageRule(op.name, {ImageForm::kAxes});
   return op;
 }
 
