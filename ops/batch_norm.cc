@@ -1,10 +1,10 @@
 // BatchNormalization in pieces, cut where ranks that normalize together must exchange sums:
 //
 //   BatchNormMoments(x)                                    -> [2, c] float64: sum x, sum x^2
-//   BatchNormApply(x, moments, scale, bias)                -> y = (x - mean) inv_std scale + bias
+//   BatchNormApply(x, moments, scale, bias[, residual])    -> y = (x - mean) inv_std scale + bias
 //   BatchNormStatistics(moments)                           -> mean, var (population)
-//   BatchNormGradSums(dy, x, moments)                      -> [2, c] float64: sum dy, sum dy h
-//   BatchNormInputGrad(dy, x, scale, moments, sums)        -> dx
+//   BatchNormGradSums(dy, x, moments[, scale, bias])       -> [2, c] float64: sum dy, sum dy h
+//   BatchNormInputGrad(dy, x, scale, moments, sums[, bias]) -> dx
 //   BatchNormParameterGrad(sums)                           -> dscale, dbias
 //   BatchNormFixedMoments(mean, var)                       -> moments with count 1 (inference)
 //   BatchNormMomentsGrad(sums, moments, scale)             -> dmoments, when they are fixed
@@ -15,12 +15,18 @@
 // the local one. Raw moments in float64 lose nothing that float32 data had unless |mean| is 10^4
 // standard deviations. `fixed` = 1 (inference form): moments are given, so dx = dy scale inv_std.
 //
+// A ReLU behind it, and a residual added in between, are fused into BatchNormApply: `relu` = 1, y =
+// relu(... + residual). Its gradient without a residual knows from x what passed the ReLU (`relu` =
+// 1, with scale and bias), so y need not be kept for it.
+//
 // ONNX's running variance takes the population variance of the batch, as its text says; PyTorch
 // stores the unbiased one. Opset 7 to 13 tell training by the number of outputs, later ones by
 // training_mode; momentum is the weight of the old value.
 #include "ops/batch_norm.h"
 
 #include "graph/autodiff.h"
+#include "graph/passes/fusion.h"
+#include "graph/passes/layout.h"
 #include "graph/upgrade.h"
 #include "ops/elementwise.h"
 #include "ops/onnx_dtype.h"
@@ -55,6 +61,12 @@ TensorTypes infer_apply(const OpContext& op) {
                     c,
                     "]");
   }
+  TRAINRT_REQUIRE(!op.has_input(4) || op.input_type(4) == op.input_type(0),
+                  kInvalidModel,
+                  "BatchNormalization: the residual is ",
+                  shape_string(op.input_shape(4)),
+                  ", wanted ",
+                  shape_string(op.input_shape(0)));
   return {op.input_type(0)};
 }
 
@@ -105,22 +117,26 @@ Tensor example_moments() {
   return Tensor::from(values, {2, 6});
 }
 
-// Examples of a kernel over images: `before` images, then the rest; both layouts.
-std::vector<OpExample> image_examples(int images, const std::vector<char>& rest) {
-  std::vector<OpExample> list;
+// Adds examples of a kernel over images: `images` of them, then the rest; both layouts.
+void add_examples(OpDef& op, int images, const std::vector<char>& rest, bool relu = false) {
   for (const bool last : {false, true}) {
     OpExample example;
-    example.name = last ? "nhwc" : "nchw";
-    example.attributes = {{"count", int64_t{60}}, {"epsilon", 1e-5}, {"layout", example.name}};
+    const std::string layout = last ? "nhwc" : "nchw";
+    example.name = concat(layout, relu ? "_relu" : "", rest.size());
+    example.attributes = {{"count", int64_t{60}}, {"epsilon", 1e-5}, {"layout", layout}};
+    if (relu) {
+      example.attributes.set("relu", int64_t{1});
+    }
     example.inputs.assign(static_cast<size_t>(images), last ? kImageLast : kImage);
     example.values.resize(static_cast<size_t>(images));
-    for (const char kind : rest) {  // m: moments, c: one per channel
-      example.inputs.push_back(kind == 'm' ? TensorType{DType::kFloat64, {2, 6}} : kChannels);
+    for (const char kind : rest) {  // m: moments, c: one per channel, r: another image
+      example.inputs.push_back(kind == 'm'   ? TensorType{DType::kFloat64, {2, 6}}
+                               : kind == 'c' ? kChannels
+                                             : example.inputs[0]);
       example.values.push_back(kind == 'm' ? example_moments() : Tensor());
     }
-    list.push_back(std::move(example));
+    op.examples.push_back(std::move(example));
   }
-  return list;
 }
 
 OpDef moments_op() {
@@ -135,16 +151,36 @@ OpDef moments_op() {
   op.not_differentiable = true;  // BatchNormApply's gradient goes through the moments itself
   op.cheap = true;
   op.precision = PrecisionRule::kFollow;
-  op.examples = image_examples(1, {});
+  add_examples(op, 1, {});
   return op;
 }
 
 void apply_gradient(GradientBuilder& g) {
-  const Attributes attributes = g.attributes();
-  const ValueId x = g.input(0), moments = g.input(1), scale = g.input(2), dy = g.output_grad(0);
-  const ValueId sums = g.op("BatchNormGradSums", {dy, x, moments}, attributes);
+  Attributes attributes = g.attributes();
+  const ValueId x = g.input(0), moments = g.input(1), scale = g.input(2), bias = g.input(3);
+  ValueId dy = g.output_grad(0);
+  bool relu = attributes.get_int("relu", 0) != 0;
+  if (g.input(4) != kNoValue) {
+    if (relu) {  // what passed depends on the residual too: both gradients start from here
+      dy = g.op("ReluGrad", {g.output(0), dy});
+      attributes.erase("relu");
+      relu = false;
+    }
+    if (g.needs_grad(4)) {
+      g.set_input_grad(4, dy);
+    }
+  }
+  std::vector<ValueId> sum_inputs = {dy, x, moments};
+  if (relu) {
+    sum_inputs.insert(sum_inputs.end(), {scale, bias});
+  }
+  const ValueId sums = g.op("BatchNormGradSums", sum_inputs, attributes);
   if (g.needs_grad(0)) {
-    g.set_input_grad(0, g.op("BatchNormInputGrad", {dy, x, scale, moments, sums}, attributes));
+    std::vector<ValueId> inputs = {dy, x, scale, moments, sums};
+    if (relu) {
+      inputs.push_back(bias);
+    }
+    g.set_input_grad(0, g.op("BatchNormInputGrad", inputs, attributes));
   }
   if (g.needs_grad(1) && attributes.get_int("fixed", 0) != 0) {
     g.set_input_grad(1, g.op("BatchNormMomentsGrad", {sums, moments, scale}, attributes));
@@ -166,7 +202,8 @@ OpDef apply_op() {
   op.infer_types = infer_apply;
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 3); };
   op.sharding = [](const OpContext& context) {
-    return image_sharding(context, "I, 1 c, c, c -> I", false);
+    return image_sharding(
+        context, concat("I, 1 c, c, c", context.has_input(4) ? ", I" : "", " -> I"), false);
   };
   op.reference_kernel = batch_norm::apply_reference;
   op.cpu_kernel = batch_norm::apply;
@@ -174,7 +211,11 @@ OpDef apply_op() {
   op.gradient = apply_gradient;
   op.cheap = true;
   op.precision = PrecisionRule::kFollow;
-  op.examples = image_examples(1, {'m', 'c', 'c'});
+  op.inplace = {{0, 0}};
+  add_examples(op, 1, {'m', 'c', 'c'});
+  add_examples(op, 1, {'m', 'c', 'c'}, /*relu=*/true);
+  add_examples(op, 1, {'m', 'c', 'c', 'r'});
+  add_examples(op, 1, {'m', 'c', 'c', 'r'}, /*relu=*/true);
   for (OpExample& example : op.examples) {
     // Unless the moments are fixed, the gradient of x includes the way through them, which an
     // example cannot show: there they are an input.
@@ -189,14 +230,16 @@ OpDef grad_sums_op() {
   op.infer_types = infer_sums;
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 6); };
   op.sharding = [](const OpContext& context) -> ShardingRule {
-    ShardingRule rule = image_sharding(context, "I, I, 1 c -> 1 c", true);
+    ShardingRule rule = image_sharding(
+        context, concat("I, I, 1 c", context.has_input(3) ? ", c, c" : "", " -> 1 c"), true);
     rule.linear = {{0}};
     return rule;
   };
   op.reference_kernel = batch_norm::grad_sums_reference;
   op.cpu_kernel = batch_norm::grad_sums;
   op.workspace = batch_norm::workspace;
-  op.examples = image_examples(2, {'m'});
+  add_examples(op, 2, {'m'});
+  add_examples(op, 2, {'m', 'c', 'c'}, /*relu=*/true);
   return op;
 }
 
@@ -206,7 +249,8 @@ OpDef input_grad_op() {
   op.infer_types = [](const OpContext& context) -> TensorTypes { return {context.input_type(0)}; };
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 6); };
   op.sharding = [](const OpContext& context) -> ShardingRule {
-    ShardingRule rule = image_sharding(context, "I, I, c, 1 c, 1 c -> I", false);
+    ShardingRule rule = image_sharding(
+        context, concat("I, I, c, 1 c, 1 c", context.has_input(5) ? ", c" : "", " -> I"), false);
     rule.linear = {{0, 4}};
     return rule;
   };
@@ -214,7 +258,8 @@ OpDef input_grad_op() {
   op.cpu_kernel = batch_norm::input_grad;
   op.inplace = {{0, 0}};
   op.workspace = batch_norm::workspace;
-  op.examples = image_examples(2, {'c', 'm', 'm'});
+  add_examples(op, 2, {'c', 'm', 'm'});
+  add_examples(op, 2, {'c', 'm', 'm', 'c'}, /*relu=*/true);
   return op;
 }
 
@@ -383,6 +428,44 @@ void upgrade(UpgradeContext& u) {
   }
 }
 
+// Relu(BatchNormApply(x)) and Relu(BatchNormApply(x) + residual): one pass instead of two or three.
+bool fuse_relu(FusionContext& f) {
+  const Node& root = f.graph().node(f.root());
+  const ValueId y = root.outputs[0], sum = root.inputs[0];
+  const auto unfused_norm = [&](ValueId id) {
+    const NodeId norm = f.single_use(id) ? f.producer(id, "BatchNormApply") : kNoNode;
+    const bool plain = norm != kNoNode && f.graph().node(norm).inputs.size() == 4 &&
+                       !f.graph().node(norm).attributes.has("relu");
+    return plain ? norm : kNoNode;
+  };
+  NodeId norm = unfused_norm(sum);
+  ValueId residual = kNoValue;
+  if (norm == kNoNode) {
+    const NodeId add = f.single_use(sum) ? f.producer(sum, "Add") : kNoNode;
+    if (add == kNoNode) {
+      return false;
+    }
+    residual = f.other_operand(add, [&](ValueId id) {
+      norm = unfused_norm(id);
+      return norm != kNoNode;
+    });
+    if (residual == kNoValue || f.type(residual) != f.type(y) ||
+        f.type(f.graph().node(norm).inputs[0]) != f.type(y)) {
+      return false;
+    }
+  }
+  std::vector<ValueId> inputs = f.graph().node(norm).inputs;
+  if (residual != kNoValue) {
+    inputs.push_back(residual);
+  }
+  Attributes attributes = f.graph().node(norm).attributes;
+  attributes.set("relu", int64_t{1});
+  f.replace(y, f.op("BatchNormApply", inputs, attributes));
+  return true;
+}
+
+const RegisterFusion kFuseRelu{
+    {.name = "BatchNormRelu", .root_op_type = "Relu", .priority = 0, .rewrite = fuse_relu}};
 const RegisterOp kMoments{moments_op()};
 const RegisterOp kApply{apply_op()};
 const RegisterOp kGradSums{grad_sums_op()};
@@ -392,6 +475,10 @@ const RegisterOp kParameterGrad{parameter_grad_op()};
 const RegisterOp kFixedMoments{fixed_moments_op()};
 const RegisterOp kMomentsGrad{moments_grad_op()};
 const RegisterOp kRunningAverage{running_average_op()};
+const RegisterImageRule kMomentsImages{"BatchNormMoments",
+                                       {.form = ImageForm::kLayout, .images = {0}}};
+const RegisterImageRule kApplyImages{"BatchNormApply",
+                                     {.form = ImageForm::kLayout, .images = {0, 4}}};
 const RegisterUpgrade kBatchNorm{"BatchNormalization", upgrade};
 
 }  // namespace

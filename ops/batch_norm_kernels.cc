@@ -123,11 +123,13 @@ void map_channels(KernelContext& op, const ChannelView& v, T* out, const Value& 
   });
 }
 
-// Workspace of a kernel: first three arrays of one double per channel, then sums of blocks.
+constexpr int64_t kCoefficients = 6;
+
+// Workspace of a kernel: first arrays of one double per channel, then sums of blocks.
 int64_t workspace_bytes(const OpContext& op) {
   const ChannelView v = view_of(op);
   const int64_t blocks = v.columns ? 2 * v.num_blocks() * v.c : 0;
-  return (3 * v.c + blocks) * static_cast<int64_t>(sizeof(double));
+  return (kCoefficients * v.c + blocks) * static_cast<int64_t>(sizeof(double));
 }
 
 // Coefficient arrays in the workspace, as C.
@@ -137,18 +139,56 @@ C* coefficients(KernelContext& op, const ChannelView& v, int which) {
 }
 
 double* block_sums(KernelContext& op, const ChannelView& v) {
-  return reinterpret_cast<double*>(op.workspace().data()) + 3 * v.c;
+  return reinterpret_cast<double*>(op.workspace().data()) + kCoefficients * v.c;
 }
 
+// (x - mean) inv_std scale + bias per channel. What a ReLU behind it let pass is found again from x
+// by the same arithmetic, so that the gradient does not need the output.
 template <typename C>
-void fill_channels(KernelContext& op, const ChannelView& v, const double* moments) {
-  C* mean = coefficients<C>(op, v, 0);
-  C* inv = coefficients<C>(op, v, 1);
+struct Affine {
+  const C* mean;
+  const C* factor;
+  const C* shift;
+  C operator()(C x, int64_t c) const { return (x - mean[c]) * factor[c] + shift[c]; }
+};
+
+// Uses the coefficient arrays `first` to `first` + 2.
+template <typename C, typename T>
+Affine<C> make_affine(KernelContext& op,
+                      const ChannelView& v,
+                      int first,
+                      const double* moments,
+                      const T* scale,
+                      const T* bias) {
+  C* mean = coefficients<C>(op, v, first);
+  C* factor = coefficients<C>(op, v, first + 1);
+  C* shift = coefficients<C>(op, v, first + 2);
   for (int64_t c = 0; c < v.c; ++c) {
     const Channel channel = channel_of(op, moments, c, v.c);
     mean[c] = static_cast<C>(channel.mean);
-    inv[c] = static_cast<C>(channel.inv);
+    factor[c] = static_cast<C>(channel.inv) * load<C>(scale[c]);
+    shift[c] = load<C>(bias[c]);
   }
+  return {mean, factor, shift};
+}
+
+bool has_relu(const KernelContext& op) {
+  return op.attributes().get_int("relu", 0) != 0;
+}
+
+// Calls fn(std::true_type or std::false_type).
+template <typename Fn>
+void dispatch_flag(bool flag, const Fn& fn) {
+  if (flag) {
+    fn(std::true_type{});
+  } else {
+    fn(std::false_type{});
+  }
+}
+
+template <typename C>
+C relu(C value) {
+  return value < C(0) ? C(0) : value;  // NaN stays
 }
 
 template <typename T>
@@ -166,36 +206,53 @@ void apply_fast(KernelContext& op) {
   using C = Compute<T>;
   const ChannelView v = view_of(op);
   const T* x = op.input<T>(0);
-  fill_channels<C>(op, v, op.input<double>(1));
-  const C* mean = coefficients<C>(op, v, 0);
-  C* factor = coefficients<C>(op, v, 1);
-  C* shift = coefficients<C>(op, v, 2);
-  for (int64_t c = 0; c < v.c; ++c) {
-    factor[c] *= load<C>(op.input<T>(2)[c]);
-    shift[c] = load<C>(op.input<T>(3)[c]);
-  }
-  map_channels(op, v, op.output<T>(0), [x, mean, factor, shift](int64_t i, int64_t c) {
-    return store<T>((load<C>(x[i]) - mean[c]) * factor[c] + shift[c]);
+  const T* residual = op.input<T>(4);
+  const Affine<C> affine =
+      make_affine<C>(op, v, 0, op.input<double>(1), op.input<T>(2), op.input<T>(3));
+  dispatch_flag(has_relu(op), [&](auto relu_flag) {
+    dispatch_flag(residual != nullptr, [&](auto residual_flag) {
+      map_channels(op, v, op.output<T>(0), [=](int64_t i, int64_t c) {
+        C h = affine(load<C>(x[i]), c);
+        if constexpr (residual_flag) {
+          h += load<C>(residual[i]);
+        }
+        return store<T>(relu_flag ? relu(h) : h);
+      });
+    });
   });
 }
 
 template <typename T>
 void grad_sums_fast(KernelContext& op) {
+  using C = Compute<T>;
   const ChannelView v = view_of(op);
   const T* dy = op.input<T>(0);
   const T* x = op.input<T>(1);
-  fill_channels<double>(op, v, op.input<double>(2));
-  const double* mean = coefficients<double>(op, v, 0);
-  const double* inv = coefficients<double>(op, v, 1);
-  channel_sums(
-      op, v, block_sums(op, v), [dy, x, mean, inv](int64_t i, int64_t c, double& a, double& b) {
-        a = load<double>(dy[i]);
-        b = a * ((load<double>(x[i]) - mean[c]) * inv[c]);
-      });
+  double* mean = coefficients<double>(op, v, 0);
+  double* inv = coefficients<double>(op, v, 1);
+  for (int64_t c = 0; c < v.c; ++c) {
+    const Channel channel = channel_of(op, op.input<double>(2), c, v.c);
+    mean[c] = channel.mean;
+    inv[c] = channel.inv;
+  }
+  if (!has_relu(op)) {
+    channel_sums(op, v, block_sums(op, v), [=](int64_t i, int64_t c, double& a, double& b) {
+      a = load<double>(dy[i]);
+      b = a * ((load<double>(x[i]) - mean[c]) * inv[c]);
+    });
+    return;
+  }
+  const Affine<C> affine =
+      make_affine<C>(op, v, 2, op.input<double>(2), op.input<T>(3), op.input<T>(4));
+  channel_sums(op, v, block_sums(op, v), [=](int64_t i, int64_t c, double& a, double& b) {
+    const C grad = load<C>(dy[i]);  // read in any case, or the loop would not vectorise
+    a = load<double>(affine(load<C>(x[i]), c) > C(0) ? grad : C(0));
+    b = a * ((load<double>(x[i]) - mean[c]) * inv[c]);
+  });
 }
 
 // dx = k (dy - (x b + a)) with, per channel, k = scale inv_std, b = inv_std mean(dy h) and
-// a = mean dy - mean x b; a = b = 0 when the moments are fixed.
+// a = mean dy - mean x b; a = b = 0 when the moments are fixed. With a ReLU, dy is what passed it.
 template <typename T>
 void input_grad_fast(KernelContext& op) {
   using C = Compute<T>;
@@ -217,8 +274,18 @@ void input_grad_fast(KernelContext& op) {
     slope[c] = static_cast<C>(b);
     shift[c] = static_cast<C>(a);
   }
-  map_channels(op, v, op.output<T>(0), [dy, x, factor, slope, shift](int64_t i, int64_t c) {
-    return store<T>(factor[c] * (load<C>(dy[i]) - (load<C>(x[i]) * slope[c] + shift[c])));
+  if (!has_relu(op)) {
+    map_channels(op, v, op.output<T>(0), [=](int64_t i, int64_t c) {
+      return store<T>(factor[c] * (load<C>(dy[i]) - (load<C>(x[i]) * slope[c] + shift[c])));
+    });
+    return;
+  }
+  const Affine<C> affine = make_affine<C>(op, v, 3, op.input<double>(3), scale, op.input<T>(5));
+  map_channels(op, v, op.output<T>(0), [=](int64_t i, int64_t c) {
+    const C value = load<C>(x[i]);
+    const C grad = load<C>(dy[i]);  // read in any case, or the loop would not vectorise
+    const C passed = affine(value, c) > C(0) ? grad : C(0);
+    return store<T>(factor[c] * (passed - (value * slope[c] + shift[c])));
   });
 }
 
@@ -244,14 +311,22 @@ void moments_plain(KernelContext& op) {
   });
 }
 
+// What BatchNormApply makes of one element before the ReLU.
+template <typename T>
+double normalized(const Channel& channel, double x, const T* scale, const T* bias, int64_t c) {
+  return (x - channel.mean) * channel.inv * load<double>(scale[c]) + load<double>(bias[c]);
+}
+
 template <typename T>
 void apply_plain(KernelContext& op) {
   const ChannelView v = view_of(op);
+  const T* residual = op.input<T>(4);
   for_each_element(v, [&](int64_t i, int64_t c) {
     const Channel channel = channel_of(op, op.input<double>(1), c, v.c);
-    const double h = (load<double>(op.input<T>(0)[i]) - channel.mean) * channel.inv;
-    op.output<T>(0)[i] =
-        store<T>(h * load<double>(op.input<T>(2)[c]) + load<double>(op.input<T>(3)[c]));
+    double h =
+        normalized(channel, load<double>(op.input<T>(0)[i]), op.input<T>(2), op.input<T>(3), c);
+    h += residual != nullptr ? load<double>(residual[i]) : 0;
+    op.output<T>(0)[i] = store<T>(has_relu(op) ? relu(h) : h);
   });
 }
 
@@ -262,9 +337,13 @@ void grad_sums_plain(KernelContext& op) {
   std::fill(out, out + 2 * v.c, 0.0);
   for_each_element(v, [&](int64_t i, int64_t c) {
     const Channel channel = channel_of(op, op.input<double>(2), c, v.c);
-    const double dy = load<double>(op.input<T>(0)[i]);
+    const double x = load<double>(op.input<T>(1)[i]);
+    double dy = load<double>(op.input<T>(0)[i]);
+    if (has_relu(op) && !(normalized(channel, x, op.input<T>(3), op.input<T>(4), c) > 0)) {
+      dy = 0;
+    }
     out[c] += dy;
-    out[v.c + c] += dy * (load<double>(op.input<T>(1)[i]) - channel.mean) * channel.inv;
+    out[v.c + c] += dy * (x - channel.mean) * channel.inv;
   });
 }
 
@@ -276,10 +355,15 @@ void input_grad_plain(KernelContext& op) {
   const double* sums = op.input<double>(4);
   for_each_element(v, [&](int64_t i, int64_t c) {
     const Channel channel = channel_of(op, op.input<double>(3), c, v.c);
-    const double h = (load<double>(op.input<T>(1)[i]) - channel.mean) * channel.inv;
+    const double x = load<double>(op.input<T>(1)[i]);
+    const double h = (x - channel.mean) * channel.inv;
     const double through_moments = fixed ? 0 : (sums[c] + h * sums[v.c + c]) / count;
-    op.output<T>(0)[i] = store<T>(load<double>(op.input<T>(2)[c]) * channel.inv *
-                                  (load<double>(op.input<T>(0)[i]) - through_moments));
+    double dy = load<double>(op.input<T>(0)[i]);
+    if (has_relu(op) && !(normalized(channel, x, op.input<T>(2), op.input<T>(5), c) > 0)) {
+      dy = 0;
+    }
+    op.output<T>(0)[i] =
+        store<T>(load<double>(op.input<T>(2)[c]) * channel.inv * (dy - through_moments));
   });
 }
 

@@ -130,6 +130,51 @@ TEST_F(FusionTest, GeluOfAValueOthersReadStaysWhole) {
   EXPECT_EQ(count(fused, "Gelu"), 0);
 }
 
+class BatchNormFusionTest : public FusionTest {
+ protected:
+  ValueId batch_norm(ValueId x, const std::string& name) {
+    const ValueId moments = b_.op("BatchNormMoments", {x});
+    return b_.op("BatchNormApply",
+                 {x, moments, parameter(name + ".scale", {6}), parameter(name + ".bias", {6})},
+                 {{"count", int64_t{60}}, {"epsilon", 1e-5}});
+  }
+  const Shape image_ = {4, 6, 3, 5};
+};
+
+TEST_F(BatchNormFusionTest, ReluBehindItIsTakenIn) {
+  const ValueId y = b_.op("Relu", {batch_norm(parameter("x", image_), "bn")});
+  expect_fused(y, "BatchNormApply", 2);
+}
+
+TEST_F(BatchNormFusionTest, ResidualAndReluAreTakenIn) {
+  for (const bool first : {false, true}) {
+    graph_ = Graph();
+    feeds_.clear();
+    const ValueId norm = batch_norm(parameter("x", image_), "bn");
+    const ValueId residual = parameter("residual", image_);
+    const ValueId sum = first ? b_.add(norm, residual) : b_.add(residual, norm);
+    expect_fused(b_.op("Relu", {sum}), "BatchNormApply", 2);
+  }
+}
+
+TEST_F(BatchNormFusionTest, OfTwoSummandsOneIsTakenIn) {
+  const ValueId sum =
+      b_.add(batch_norm(parameter("x", image_), "bn1"), batch_norm(parameter("z", image_), "bn2"));
+  graph_.outputs() = {b_.op("Relu", {sum})};
+  Graph fused = graph_;
+  run_fusions(fused);
+  EXPECT_EQ(count(fused, "BatchNormApply"), 2);
+  EXPECT_EQ(count(fused, "Add") + count(fused, "Relu"), 0);
+}
+
+TEST_F(BatchNormFusionTest, ResidualThatBroadcastsStaysOutside) {
+  const ValueId sum = b_.add(batch_norm(parameter("x", image_), "bn"), parameter("r", {6, 1, 1}));
+  graph_.outputs() = {b_.op("Relu", {sum})};
+  Graph fused = graph_;
+  run_fusions(fused);
+  EXPECT_EQ(count(fused, "Relu"), 1);
+}
+
 class AttentionFusionTest : public FusionTest {
  protected:
   void SetUp() override {
