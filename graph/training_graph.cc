@@ -12,6 +12,7 @@
 #include "graph/loss.h"
 #include "graph/optimizer.h"
 #include "graph/passes/pass.h"
+#include "graph/passes/rematerialize.h"
 #include "graph/training_parts.h"
 #include "graph/verifier.h"
 
@@ -101,7 +102,7 @@ TrainingGraph finish_training_graph(Graph graph,
   keep(loss.correct, kCorrect);
   keep(grad_norm, kGradNorm);
   TrainingGraph result;
-  result.graph = eliminate_dead_code(graph);
+  result.graph = rematerialize(eliminate_dead_code(graph));
   verify(result.graph, "training graph");
   result.loss_sum = result.graph.find_value(kLossSum).value_or(kNoValue);
   result.item_count = result.graph.find_value(kItemCount).value_or(kNoValue);

@@ -1,0 +1,123 @@
+#include "graph/passes/rematerialize.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "graph/op_def.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr int64_t kSmallestBytes = 64 << 10;  // below, a node costs more than the memory is worth
+constexpr int64_t kNegligible = 8;  // an input this many times smaller than the output may stay
+constexpr double kMostFlops = 4;    // per element: bound by memory whatever the machine
+
+class Rematerializer {
+ public:
+  explicit Rematerializer(const Graph& graph)
+      : source_(graph),
+        result_(graph),
+        first_read_(static_cast<size_t>(graph.num_values()), kNoNode),
+        last_read_(first_read_),
+        again_(static_cast<size_t>(graph.num_values()), kNoValue) {
+    for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+      positions_.emplace_back(id, 1);
+      if (graph.node(id).region != Region::kBackward) {
+        continue;
+      }
+      for (const ValueId input : graph.node(id).inputs) {
+        if (input != kNoValue) {
+          NodeId& first = first_read_[static_cast<size_t>(input)];
+          first = first == kNoNode ? id : first;
+          last_read_[static_cast<size_t>(input)] = id;
+        }
+      }
+    }
+  }
+
+  Graph run() {
+    for (NodeId id = 0; id < source_.num_nodes(); ++id) {
+      if (is_worth_it(source_.node(id))) {
+        clone(id);
+      }
+    }
+    for (NodeId id = 0; id < source_.num_nodes(); ++id) {
+      if (source_.node(id).region == Region::kBackward) {
+        for (ValueId& input : result_.node(id).inputs) {
+          if (input != kNoValue && again_[static_cast<size_t>(input)] != kNoValue) {
+            input = again_[static_cast<size_t>(input)];
+          }
+        }
+      }
+    }
+    std::vector<NodeId> order(positions_.size());
+    for (size_t i = 0; i < order.size(); ++i) {
+      order[i] = static_cast<NodeId>(i);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
+      return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
+    });
+    return result_.subgraph(order);
+  }
+
+ private:
+  bool is_worth_it(const Node& node) const {
+    const OpDef& op = get_op(node.op_type);
+    const ValueId output = node.outputs.empty() ? kNoValue : node.outputs[0];
+    const auto is_present = [](ValueId id) { return id != kNoValue; };
+    if (node.region != Region::kForward || !op.cheap || op.random || op.effect || op.view ||
+        output == kNoValue ||
+        std::count_if(node.outputs.begin(), node.outputs.end(), is_present) != 1) {
+      return false;
+    }
+    const TensorType& type = source_.value(output).type;
+    return last_read_[static_cast<size_t>(output)] != kNoNode && type.bytes() >= kSmallestBytes &&
+           op.cost(OpContext(source_, node)).flops <=
+               kMostFlops * static_cast<double>(num_elements(type.shape)) &&
+           std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+             return input == kNoValue || is_kept(input, output);
+           });
+  }
+
+  // Is `input` there anyhow when the backward reads `output` for the last time?
+  bool is_kept(ValueId input, ValueId output) const {
+    const Value& value = source_.value(input);
+    return is_persistent(value.kind) ||
+           value.type.bytes() * kNegligible <= source_.value(output).type.bytes() ||
+           (again_[static_cast<size_t>(input)] == kNoValue &&
+            last_read_[static_cast<size_t>(input)] >= last_read_[static_cast<size_t>(output)]);
+  }
+
+  void clone(NodeId id) {
+    const ValueId output = source_.node(id).outputs[0];
+    Node copy = source_.node(id);
+    copy.name += "/again";
+    copy.region = Region::kBackward;
+    copy.forward_node = id;
+    TensorTypes types(copy.outputs.size());
+    std::vector<std::string> names(copy.outputs.size());
+    types[0] = source_.value(output).type;
+    names[0] = source_.value(output).name + "/again";
+    const NodeId again = result_.add_node(std::move(copy), types, names);
+    std::vector<ValueId>& outputs = result_.node(again).outputs;
+    std::fill(outputs.begin() + 1, outputs.end(), kNoValue);
+    again_[static_cast<size_t>(output)] = outputs[0];
+    positions_.emplace_back(first_read_[static_cast<size_t>(output)], 0);
+  }
+
+  const Graph& source_;
+  Graph result_;
+  std::vector<NodeId> first_read_, last_read_;     // by backward nodes; by value
+  std::vector<ValueId> again_;                     // by value: its second coming
+  std::vector<std::pair<NodeId, int>> positions_;  // sort keys: clones stand before a node
+};
+
+}  // namespace
+
+Graph rematerialize(const Graph& graph) {
+  return Rematerializer(graph).run();
+}
+
+}  // namespace trainrt
