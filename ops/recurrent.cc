@@ -203,7 +203,7 @@ ShardingRule sharding(const OpContext& op) {
       op,
       joined(inputs, static_cast<size_t>(op.num_inputs())) + " -> " + joined(outputs, num_outputs));
   factors.whole("t").whole("w").whole("h");
-  if (op.has_input(kP) || (grad && lstm)) {
+  if (op.has_input(kP) || (grad && lstm && op.has_output(4))) {
     factors.whole("q");
   }
   if (grad && lstm) {

@@ -114,12 +114,15 @@ class BufferPlan {
         Buffer buffer;
         buffer.bytes = value.type.bytes();
         buffer.fixed = true;
-        buffer.fixed_offset = persistent.at(value.name);
+        buffer.fixed_offset = persistent.at(persistent_key(value));
         add(id, buffer);
       }
     }
+    // Updates happen in place. A phase may read what an earlier step or no node at all wrote.
     for (const StateUpdate& update : graph_.updates()) {
       alias_of_[update.new_value] = update.target;
+      buffer_of_[static_cast<size_t>(update.new_value)] =
+          buffer_of_[static_cast<size_t>(update.target)];
     }
     for (size_t l = 0; l < lines->size(); ++l) {
       walk(device, (*lines)[l], static_cast<int>(l));
@@ -243,9 +246,7 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
         if (output == kNoValue) {
           continue;
         }
-        const auto target = alias_of_.find(output);
-        if (target != alias_of_.end()) {
-          buffer_of_[static_cast<size_t>(output)] = buffer_of_[static_cast<size_t>(target->second)];
+        if (alias_of_.count(output) != 0) {
           continue;
         }
         add(output,
@@ -383,7 +384,7 @@ int64_t place_persistent(const Program& program,
   int64_t end = 0;
   for (const ProgramVariant& variant : program.variants) {
     for (const Value& value : variant.graph.values()) {
-      if (is_persistent(value.kind) && offsets->emplace(value.name, end).second) {
+      if (is_persistent(value.kind) && offsets->emplace(persistent_key(value), end).second) {
         const int64_t bytes = OffsetAssigner::align(value.type.bytes());
         *breakdown_of(*breakdown, value.kind) += bytes;
         end += bytes;

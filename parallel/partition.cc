@@ -3,70 +3,55 @@
 #include "parallel/partition.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "graph/op_def.h"
+#include "parallel/passes/batch_norm_ranks.h"
+#include "parallel/passes/delay_weights.h"
+#include "parallel/passes/exact_reduction.h"
 #include "parallel/passes/padding.h"
 #include "parallel/passes/recompute.h"
 #include "parallel/passes/spmd_lowering.h"
 #include "parallel/phase_order.h"
 #include "parallel/rank_graph.h"
+#include "parallel/silent_variant.h"
 #include "parallel/stage_cut.h"
 
 namespace trainrt {
 
-// What a tensor and data rank runs at one micro-batch size, all stages.
+// What a micro-batch is compiled for.
+struct Partitioner::VariantKey {
+  int64_t size = 0;    // samples of this rank
+  int64_t synced = 0;  // of all data ranks, where BatchNorm is synchronised; else 0
+  auto operator<=>(const VariantKey&) const = default;
+};
+
+// What a tensor and data rank runs for one micro-batch, all stages.
 struct Partitioner::Lowered {
   TrainingGraph graph;
   std::map<std::string, TensorPiece> pieces;
   StageCut cut;
+  // Data ranks communicate within a micro-batch, so all need equally many.
+  bool lockstep = false;
 };
 
 struct Partitioner::Cache {
   std::map<int64_t, TrainingGraph> whole;  // by micro-batch size; recomputation is in it
-  std::map<std::tuple<int64_t, int, int>, Lowered> lowered;
+  std::map<std::tuple<VariantKey, int, int>, Lowered> lowered;
+  // Where persistent tensors lie under the largest micro-batch: they lie there under all.
+  std::map<std::string, Placement> placements;
 };
 
 namespace {
-
-const DataShare& share_of(const Plan& plan, int data_rank) {
-  for (const DataShare& share : plan.shares) {
-    if (share.data_rank == data_rank) {
-      return share;
-    }
-  }
-  TRAINRT_FAIL(kInvalidArgument, "the plan's shares leave out data rank ", data_rank);
-}
-
-int64_t first_sample_of(const Plan& plan, int data_rank) {
-  int64_t first = 0;
-  for (int d = 0; d < data_rank; ++d) {
-    first += share_of(plan, d).num_samples;
-  }
-  return first;
-}
 
 void check_plan(const Plan& plan) {
   TRAINRT_REQUIRE(plan.data_parallel >= 1 && plan.tensor_parallel >= 1 &&
                       plan.pipeline_parallel >= 1 && plan.virtual_stages >= 1,
                   kInvalidArgument,
                   "a plan's degrees are at least 1");
-  // Each of these trains by another rule or in another place: running the plan without it would be
-  // a different plan.
-  TRAINRT_REQUIRE(
-      plan.schedule != ScheduleKind::k2BW,
-      kInfeasiblePlan,
-      "schedule 2bw can be planned but not run yet: it needs two versions of the weights; "
-      "use 1f1b");
-  TRAINRT_REQUIRE(
-      !plan.offload_optimizer,
-      kInfeasiblePlan,
-      "offloading optimizer state can be planned but not run yet; use --zero to shard it");
-  TRAINRT_REQUIRE(!plan.exact_reduction,
-                  kInfeasiblePlan,
-                  "reduction exact can be planned but not run yet; use fast");
   TRAINRT_REQUIRE(plan.virtual_stages == 1 || plan.pipeline_parallel > 1,
                   kInfeasiblePlan,
                   "virtual stages need more than one pipeline rank");
@@ -78,21 +63,8 @@ void check_plan(const Plan& plan) {
                   plan.data_parallel,
                   " data ranks");
   int64_t samples = 0;
-  for (int d = 0; d < plan.data_parallel; ++d) {
-    const DataShare& share = share_of(plan, d);
+  for (const DataShare& share : plan.shares) {
     samples += share.num_samples;
-    const int64_t most = share.micro_batch_size * share.num_micro_batches;
-    TRAINRT_REQUIRE(share.num_samples == 0 || (share.num_samples <= most &&
-                                               share.num_samples > most - share.micro_batch_size),
-                    kInvalidArgument,
-                    "data rank ",
-                    d,
-                    ": ",
-                    share.num_samples,
-                    " samples are not ",
-                    share.num_micro_batches,
-                    " micro-batches of ",
-                    share.micro_batch_size);
   }
   TRAINRT_REQUIRE(samples > 0 && samples == plan.global_batch,
                   kInvalidArgument,
@@ -100,30 +72,6 @@ void check_plan(const Plan& plan) {
                   samples,
                   " samples, the global batch is ",
                   plan.global_batch);
-}
-
-// The variants of a share: its full micro-batches, and a short last one.
-std::vector<int64_t> micro_batch_sizes(const DataShare& share) {
-  std::vector<int64_t> sizes;
-  if (share.num_samples > 0) {
-    sizes.push_back(std::min(share.micro_batch_size, share.num_samples));
-    const int64_t rest = share.num_samples % share.micro_batch_size;
-    if (share.num_micro_batches > 1 && rest > 0) {
-      sizes.push_back(rest);
-    }
-  }
-  return sizes;
-}
-
-std::vector<MicroBatch> micro_batches(const DataShare& share, int64_t first_sample) {
-  std::vector<MicroBatch> result;
-  for (int64_t i = 0; i < share.num_micro_batches; ++i) {
-    const int64_t begin = i * share.micro_batch_size;
-    const int64_t size = std::min(share.micro_batch_size, share.num_samples - begin);
-    result.push_back(
-        {size == share.micro_batch_size || i == 0 ? 0 : 1, first_sample + begin, size});
-  }
-  return result;
 }
 
 // Which values the host writes before, and reads after, each phase.
@@ -158,48 +106,43 @@ void connect_host(ProgramVariant& variant) {
   }
 }
 
-// For a rank without samples: the update does not depend on it.
-int64_t any_micro_batch_size(const Plan& plan) {
-  for (const DataShare& share : plan.shares) {
-    if (share.num_samples > 0) {
-      return std::min(share.micro_batch_size, share.num_samples);
-    }
-  }
-  return 1;
-}
-
-// C cells of all micro-batches, the schedule's row as far as this rank has phases, R and U.
+// C cells of the micro-batches that have samples, the schedule's row as far as this rank has
+// phases, R and U. `phases`: of a full micro-batch.
 std::vector<Cell> rank_cells(const Plan& plan,
                              int stage,
-                             int num_micro_batches,
-                             const ProgramVariant& variant) {
+                             const std::vector<MicroBatch>& micro_batches,
+                             const std::vector<Phase>& phases) {
   std::vector<Cell> cells;
-  const auto add_all = [&](PhaseKind kind) {
-    for (const Phase& phase : variant.phases) {
+  const auto has = [&](const Cell& cell) {
+    return std::any_of(phases.begin(), phases.end(), [&](const Phase& phase) {
+      return phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage;
+    });
+  };
+  const auto add_all = [&](PhaseKind kind, int micro_batch) {
+    for (const Phase& phase : phases) {
       if (phase.kind == kind) {
-        cells.push_back({kind, phase.virtual_stage, -1});
+        cells.push_back({kind, phase.virtual_stage, micro_batch});
       }
     }
   };
-  for (int i = 0; i < num_micro_batches; ++i) {
-    for (const Phase& phase : variant.phases) {
-      if (phase.kind == PhaseKind::kCount) {
-        cells.push_back({PhaseKind::kCount, phase.virtual_stage, i});
-      }
+  const int count = static_cast<int>(micro_batches.size());
+  for (int i = 0; i < count; ++i) {
+    if (micro_batches[static_cast<size_t>(i)].num_samples > 0) {
+      add_all(PhaseKind::kCount, i);
     }
   }
-  add_all(PhaseKind::kGather);
-  if (num_micro_batches > 0) {
-    const Schedule schedule = make_schedule(
-        plan.schedule, plan.pipeline_parallel, num_micro_batches, plan.virtual_stages);
+  add_all(PhaseKind::kGather, -1);
+  if (count > 0) {
+    const Schedule schedule =
+        make_schedule(plan.schedule, plan.pipeline_parallel, count, plan.virtual_stages);
     for (const Cell& cell : schedule.ranks[static_cast<size_t>(stage)]) {
-      if (variant.find_phase(cell.phase, cell.virtual_stage) != nullptr) {
+      if (has(cell)) {
         cells.push_back(cell);
       }
     }
   }
-  add_all(PhaseKind::kReduce);
-  add_all(PhaseKind::kUpdate);
+  add_all(PhaseKind::kReduce, -1);
+  add_all(PhaseKind::kUpdate, -1);
   return cells;
 }
 
@@ -207,13 +150,15 @@ std::vector<Cell> rank_cells(const Plan& plan,
 SpmdOptions data_axis(const Plan& plan, const Graph& graph, int data_rank) {
   SpmdOptions options;
   options.axis = {"data", plan.data_parallel, data_rank};
-  const bool cut_gradients = plan.zero_stage >= 2;
+  // The tree of an exact sum needs whole terms until all of a shard are there.
+  const bool cut_gradients = plan.zero_stage >= 2 && !plan.exact_reduction;
+  options.sum_at_once = plan.exact_reduction;
   options.lowered = [cut_gradients](const Node& node) {
     return node.region == Region::kUpdate || (cut_gradients && node.op_type == "Accumulate");
   };
   for (const Value& value : graph.values()) {
     const bool cut = (value.kind == ValueKind::kOptimizerState && plan.zero_stage >= 1) ||
-                     (value.kind == ValueKind::kGradient && plan.zero_stage >= 2) ||
+                     (value.kind == ValueKind::kGradient && cut_gradients) ||
                      (value.kind == ValueKind::kParameter && plan.zero_stage >= 3);
     if (cut && !value.type.shape.empty() && value.type.shape[0] >= plan.data_parallel) {
       options.pinned[value.name] = Placement::shard(0);
@@ -229,8 +174,24 @@ SpmdOptions tensor_axis(const Plan& plan, int tensor_rank) {
   options.sequence_parallel = plan.sequence_parallel;
   for (const auto& [name, placement] : plan.placements) {
     options.pinned[name] = placement.tensor;
+    if (plan.schedule == ScheduleKind::k2BW) {
+      options.pinned[previous_version(name)] = placement.tensor;
+    }
   }
   return options;
+}
+
+bool has_op(const Graph& graph, const std::string& op_type) {
+  return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& node) {
+    return node.op_type == op_type;
+  });
+}
+
+bool communicates_in_micro_batch(const Graph& graph) {
+  return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
+    return node.region != Region::kUpdate && is_communication(node.op_type) &&
+           node.attributes.get_string("group", "") == "data";
+  });
 }
 
 }  // namespace
@@ -238,24 +199,15 @@ SpmdOptions tensor_axis(const Plan& plan, int tensor_rank) {
 Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
     : factory_(std::move(factory)), plan_(std::move(plan)), cache_(std::make_unique<Cache>()) {
   check_plan(plan_);
-  for (const DataShare& share : plan_.shares) {
+  accumulates_ = plan_.exact_reduction;
+  for (int d = 0; d < plan_.data_parallel; ++d) {
+    cuts_.push_back(cut_micro_batches(plan_, d));
     // A rank without samples adds zeros to the sums, for which it needs an accumulator too.
-    accumulates_ = accumulates_ || share.num_micro_batches != 1;
-    TRAINRT_REQUIRE(plan_.zero_stage < 2 || plan_.data_parallel == 1 ||
-                        share.num_micro_batches == plan_.shares[0].num_micro_batches,
-                    kInfeasiblePlan,
-                    "ZeRO stage ",
-                    plan_.zero_stage,
-                    " communicates in every micro-batch, so all data ranks need equally many; data "
-                    "rank ",
-                    share.data_rank,
-                    " has ",
-                    share.num_micro_batches,
-                    ", data rank ",
-                    plan_.shares[0].data_rank,
-                    " has ",
-                    plan_.shares[0].num_micro_batches,
-                    "; use --zero 1 or equal shares");
+    accumulates_ = accumulates_ || cuts_.back().size() != 1;
+    rounds_ = std::max(rounds_, cuts_.back().size());
+    for (const MicroBatchCut& cut : cuts_.back()) {
+      largest_ = std::max(largest_, cut.num_samples);
+    }
   }
 }
 
@@ -264,35 +216,91 @@ Partitioner::~Partitioner() = default;
 const TrainingGraph& Partitioner::whole(int64_t micro_batch_size) {
   auto found = cache_->whole.find(micro_batch_size);
   if (found == cache_->whole.end()) {
-    found = cache_->whole
-                .emplace(micro_batch_size,
-                         apply_recompute(factory_(micro_batch_size, accumulates_), plan_))
-                .first;
+    TrainingGraph graph = factory_(micro_batch_size, accumulates_);
+    if (plan_.schedule == ScheduleKind::k2BW) {
+      graph = delay_weights(std::move(graph));
+    }
+    found = cache_->whole.emplace(micro_batch_size, apply_recompute(graph, plan_)).first;
   }
   return found->second;
 }
 
-const Partitioner::Lowered& Partitioner::lowered(int64_t micro_batch_size,
-                                                 const RankCoordinates& at) {
-  // Data ranks differ only where state is cut over them.
-  const int data_rank = plan_.zero_stage > 0 ? at.data_rank : 0;
-  const auto [found, is_new] =
-      cache_->lowered.try_emplace({micro_batch_size, at.tensor_rank, data_rank});
-  Lowered& result = found->second;
-  if (is_new) {
-    result.graph = whole(micro_batch_size);
-    if (plan_.tensor_parallel > 1) {
-      result.graph =
-          lower_to_rank(result.graph, tensor_axis(plan_, at.tensor_rank), &result.pieces);
-    }
-    if (plan_.data_parallel > 1) {
-      result.graph = lower_to_rank(
-          result.graph, data_axis(plan_, result.graph.graph, data_rank), &result.pieces);
-    }
-    result.graph = pad_products(result.graph, plan_.padding);
-    result.cut = cut_stages(result.graph.graph, plan_);
+// One tensor rank's graph of a micro-batch of `size` samples.
+TrainingGraph Partitioner::on_tensor_rank(int64_t size,
+                                          int tensor_rank,
+                                          std::map<std::string, TensorPiece>* pieces) {
+  const TrainingGraph& graph = whole(size);
+  if (plan_.tensor_parallel == 1) {
+    return graph;
   }
+  SpmdOptions options = tensor_axis(plan_, tensor_rank);
+  if (cache_->placements.empty()) {
+    std::map<std::string, TensorPiece> ignored;
+    lower_to_rank(whole(largest_), options, &ignored, &cache_->placements);
+  }
+  for (const auto& [name, placement] : cache_->placements) {
+    options.pinned[name] = placement;
+  }
+  return lower_to_rank(graph, options, pieces);
+}
+
+const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const RankCoordinates& at) {
+  // Data ranks differ only where something is cut over them or gathered from them.
+  const bool same_for_all =
+      plan_.data_parallel == 1 || (plan_.zero_stage == 0 && !has_state_ && !plan_.exact_reduction);
+  const int data_rank = same_for_all ? 0 : at.data_rank;
+  const auto [found, is_new] = cache_->lowered.try_emplace({key, at.tensor_rank, data_rank});
+  Lowered& result = found->second;
+  if (!is_new) {
+    return result;
+  }
+  TrainingGraph graph = on_tensor_rank(key.size, at.tensor_rank, &result.pieces);
+  if (plan_.data_parallel > 1) {
+    graph = lower_to_rank(graph, data_axis(plan_, graph.graph, data_rank), &result.pieces);
+    graph = plan_.sync_batch_norm ? sync_batch_norm(std::move(graph), key.size, key.synced)
+                                  : fold_running_averages(std::move(graph), cuts_, data_rank);
+  }
+  if (plan_.exact_reduction) {
+    graph = exact_reduction(std::move(graph), cuts_, num_shards(plan_), data_rank);
+  }
+  result.graph = pad_products(graph, plan_.padding);
+  result.cut = cut_stages(result.graph.graph, plan_);
+  result.lockstep = communicates_in_micro_batch(result.graph.graph);
   return result;
+}
+
+// Samples of micro-batch `i` of all data ranks, where BatchNorm is synchronised.
+int64_t Partitioner::synced_samples(size_t i) const {
+  int64_t samples = 0;
+  for (const std::vector<MicroBatchCut>& cuts : cuts_) {
+    samples += i < cuts.size() ? cuts[i].num_samples : 0;
+  }
+  return plan_.sync_batch_norm && plan_.data_parallel > 1 ? samples : 0;
+}
+
+ProgramVariant Partitioner::variant(const VariantKey& key,
+                                    const RankCoordinates& at,
+                                    std::map<std::string, TensorPiece>* pieces) {
+  const Lowered& source = lowered(key, at);
+  const bool merge_update =
+      !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
+  RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
+  ProgramVariant variant;
+  variant.micro_batch_size = key.size;
+  variant.graph = std::move(rank_graph.local.graph);
+  variant.loss_sum = rank_graph.local.loss_sum;
+  variant.item_count = rank_graph.local.item_count;
+  variant.grad_norm = rank_graph.local.grad_norm;
+  variant.correct = rank_graph.local.correct;
+  settle_updates(variant.graph, rank_graph.phases);
+  variant.phases = order_phases(variant.graph, rank_graph.phases);
+  connect_host(variant);
+  for (const auto& [name, piece] : source.pieces) {
+    if (variant.graph.find_value(name)) {
+      pieces->emplace(name, piece);
+    }
+  }
+  return variant;
 }
 
 Program Partitioner::program(int rank, const DeviceSpec& device) {
@@ -301,40 +309,44 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   program.world_size = plan_.world_size();
   program.coordinates = rank_coordinates(plan_, rank);
   program.device = device;
-  const DataShare& share = share_of(plan_, program.coordinates.data_rank);
-  const bool idle = share.num_samples == 0;
-  std::vector<int64_t> sizes = micro_batch_sizes(share);
-  if (idle) {
-    sizes.push_back(any_micro_batch_size(plan_));
-  }
-  const bool merge_update =
-      !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
-  for (const int64_t size : sizes) {
-    const Lowered& source = lowered(size, program.coordinates);
-    RankGraph rank_graph = make_rank_graph(
-        source.graph, source.cut, plan_, program.coordinates.stage, merge_update, idle);
-    ProgramVariant variant;
-    variant.micro_batch_size = size;
-    variant.graph = std::move(rank_graph.local.graph);
-    variant.loss_sum = rank_graph.local.loss_sum;
-    variant.item_count = rank_graph.local.item_count;
-    variant.grad_norm = rank_graph.local.grad_norm;
-    variant.correct = rank_graph.local.correct;
-    settle_updates(variant.graph, rank_graph.phases);
-    variant.phases = order_phases(variant.graph, rank_graph.phases);
-    connect_host(variant);
-    for (const auto& [name, piece] : source.pieces) {
-      if (variant.graph.find_value(name)) {
-        program.pieces.emplace(name, piece);
-      }
+  program.num_shards = num_shards(plan_);
+  const RankCoordinates& at = program.coordinates;
+  const std::vector<MicroBatchCut>& cuts = cuts_[static_cast<size_t>(at.data_rank)];
+  // A rank without samples is compiled for any size: what it runs does not depend on it.
+  const VariantKey any{largest_, synced_samples(0)};
+  has_state_ = has_state_ || has_op(whole(largest_).graph, "RunningAverage");
+  const bool lockstep = plan_.data_parallel > 1 && lowered(any, at).lockstep;
+  std::map<VariantKey, int> variants;
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const VariantKey key{cuts[i].num_samples, synced_samples(i)};
+    const auto [known, is_new] =
+        variants.try_emplace(key, static_cast<int>(program.variants.size()));
+    if (is_new) {
+      program.variants.push_back(variant(key, at, &program.pieces));
     }
-    program.variants.push_back(std::move(variant));
+    program.micro_batches.push_back(
+        {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard});
   }
-  program.micro_batches = micro_batches(share, first_sample_of(plan_, share.data_rank));
-  program.cells = rank_cells(plan_,
-                             program.coordinates.stage,
-                             static_cast<int>(share.num_micro_batches),
-                             program.variants.at(0));
+  // The phases of a full micro-batch, which a rank without samples has none of.
+  const ProgramVariant full =
+      cuts.empty() ? variant(any, at, &program.pieces) : program.variants[0];
+  if (cuts.empty()) {
+    program.variants.push_back(idle_variant(full, lockstep));
+    connect_host(program.variants.back());
+  }
+  std::map<int64_t, int> silent;  // by the samples that other ranks have
+  for (size_t i = cuts.size(); lockstep && i < rounds_; ++i) {
+    const VariantKey key{largest_, synced_samples(i)};
+    const auto [known, is_new] =
+        silent.try_emplace(key.synced, static_cast<int>(program.variants.size()));
+    if (is_new) {
+      program.variants.push_back(silent_variant(variant(key, at, &program.pieces)));
+      connect_host(program.variants.back());
+    }
+    const int64_t end = cuts.empty() ? 0 : cuts.back().first_sample + cuts.back().num_samples;
+    program.micro_batches.push_back({known->second, end, 0, 0});
+  }
+  program.cells = rank_cells(plan_, at.stage, program.micro_batches, full.phases);
   return program;
 }
 

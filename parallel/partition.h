@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "graph/training_graph.h"
+#include "parallel/micro_batches.h"
 #include "parallel/program.h"
 
 namespace trainrt {
@@ -32,13 +33,25 @@ class Partitioner {
 
  private:
   struct Cache;
+  struct VariantKey;
   struct Lowered;
   const TrainingGraph& whole(int64_t micro_batch_size);
-  const Lowered& lowered(int64_t micro_batch_size, const RankCoordinates& at);
+  TrainingGraph on_tensor_rank(int64_t size,
+                               int tensor_rank,
+                               std::map<std::string, TensorPiece>* pieces);
+  const Lowered& lowered(const VariantKey& key, const RankCoordinates& at);
+  int64_t synced_samples(size_t i) const;
+  ProgramVariant variant(const VariantKey& key,
+                         const RankCoordinates& at,
+                         std::map<std::string, TensorPiece>* pieces);
 
   TrainingGraphFactory factory_;
   Plan plan_;
+  std::vector<std::vector<MicroBatchCut>> cuts_;  // by data rank
+  size_t rounds_ = 0;                             // most micro-batches of a data rank
+  int64_t largest_ = 0;                           // samples of the largest micro-batch
   bool accumulates_ = false;
+  bool has_state_ = false;  // running averages, which data ranks gather from each other
   std::unique_ptr<Cache> cache_;
 };
 

@@ -1,10 +1,10 @@
-// Plan as JSON (CONTRACT section 2), and the arithmetic of cutting a batch into shares.
+// Plan as JSON (CONTRACT section 2).
 #include "parallel/plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
+
+#include "parallel/micro_batches.h"
 
 namespace trainrt {
 
@@ -160,23 +160,9 @@ DataShare share_from_json(const Json& json, const std::string& where) {
                   ".micro_batch_size is 0 for ",
                   share.num_samples,
                   " samples");
-  const int64_t wanted = share.num_samples == 0 ? 0
-                                                : (share.num_samples + share.micro_batch_size - 1) /
-                                                      share.micro_batch_size;
   if (reader.find("num_micro_batches") == nullptr) {
-    share.num_micro_batches = wanted;
+    share.num_micro_batches = -1;  // filled in when the reduction is known
   }
-  TRAINRT_REQUIRE(share.num_micro_batches == wanted,
-                  kInvalidArgument,
-                  where,
-                  ".num_micro_batches is ",
-                  share.num_micro_batches,
-                  ", but ",
-                  share.num_samples,
-                  " samples in micro-batches of ",
-                  share.micro_batch_size,
-                  " make ",
-                  wanted);
   return share;
 }
 
@@ -212,12 +198,11 @@ void read_placements(const ObjectReader& reader, Plan& plan) {
 }
 
 const std::vector<std::string> kPlanKeys = {
-    "version",           "model_hash",      "bind",
-    "precision",         "global_batch",    "micro_batch_size",
-    "data_parallel",     "tensor_parallel", "pipeline_parallel",
-    "virtual_stages",    "schedule",        "zero_stage",
-    "sequence_parallel", "offload",         "reduction",
-    "devices",           "shares",          "stages",
+    "version",           "model_hash",       "bind",          "precision",
+    "global_batch",      "micro_batch_size", "data_parallel", "tensor_parallel",
+    "pipeline_parallel", "virtual_stages",   "schedule",      "zero_stage",
+    "sequence_parallel", "offload",          "reduction",     "logical_shards",
+    "batch_norm",        "devices",          "shares",        "stages",
     "placements",        "padding"};
 
 void check_ranges(const Plan& plan) {
@@ -241,6 +226,11 @@ void check_ranges(const Plan& plan) {
   TRAINRT_REQUIRE(plan.global_batch >= 0 && plan.micro_batch_size >= 0,
                   kInvalidArgument,
                   "plan.global_batch and plan.micro_batch_size count samples, wanted at least 0");
+  TRAINRT_REQUIRE(plan.logical_shards >= 1,
+                  kInvalidArgument,
+                  "plan.logical_shards is ",
+                  plan.logical_shards,
+                  ", wanted at least 1");
 }
 
 }  // namespace
@@ -298,6 +288,10 @@ std::string plan_to_json(const Plan& plan) {
   json["sequence_parallel"] = plan.sequence_parallel;
   json["offload"] = plan.offload_optimizer ? "optimizer" : "none";
   json["reduction"] = plan.exact_reduction ? "exact" : "fast";
+  if (plan.exact_reduction) {
+    json["logical_shards"] = plan.logical_shards;
+  }
+  json["batch_norm"] = plan.sync_batch_norm ? "sync" : "local";
   json["devices"] = Json::array();
   for (const PlanDevice& device : plan.devices) {
     json["devices"].push_back(
@@ -353,12 +347,15 @@ Plan plan_from_json(const std::string& text) {
   reader.read("tensor_parallel", plan.tensor_parallel);
   reader.read("pipeline_parallel", plan.pipeline_parallel);
   reader.read("virtual_stages", plan.virtual_stages);
-  std::string schedule = schedule_name(plan.schedule), offload = "none", reduction = "fast";
+  std::string schedule = schedule_name(plan.schedule), offload = "none", reduction = "fast",
+              batch_norm = "local";
   reader.read("schedule", schedule);
   reader.read("zero_stage", plan.zero_stage);
   reader.read("sequence_parallel", plan.sequence_parallel);
   reader.read("offload", offload);
   reader.read("reduction", reduction);
+  reader.read("logical_shards", plan.logical_shards);
+  reader.read("batch_norm", batch_norm);
   const std::optional<ScheduleKind> kind = schedule_from_name(schedule);
   TRAINRT_REQUIRE(kind.has_value(),
                   kInvalidArgument,
@@ -378,6 +375,12 @@ Plan plan_from_json(const std::string& text) {
                   reduction,
                   "', wanted fast or exact");
   plan.exact_reduction = reduction == "exact";
+  TRAINRT_REQUIRE(batch_norm == "local" || batch_norm == "sync",
+                  kInvalidArgument,
+                  "plan.batch_norm is '",
+                  batch_norm,
+                  "', wanted local or sync");
+  plan.sync_batch_norm = batch_norm == "sync";
   reader.read_list("devices", plan.devices, device_from_json);
   reader.read_list("shares", plan.shares, share_from_json);
   reader.read_list("stages", plan.stages, stage_from_json);
@@ -400,94 +403,8 @@ Plan plan_from_json(const std::string& text) {
     }
   }
   check_ranges(plan);
+  count_micro_batches(plan);
   return plan;
-}
-
-namespace {
-
-// `total` units over `weights` by largest remainder; ties go to the later rank.
-std::vector<int64_t> largest_remainder(int64_t total, const std::vector<double>& weights) {
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  std::vector<int64_t> units;
-  std::vector<double> remainders;
-  int64_t left = total;
-  for (const double weight : weights) {
-    const double exact = static_cast<double>(total) * weight / sum;
-    // A share that is whole but for rounding (3 * 1/3 ...) is whole.
-    const double near = std::nearbyint(exact);
-    const double whole =
-        std::abs(exact - near) < 1e-9 * std::max(1.0, near) ? near : std::floor(exact);
-    units.push_back(static_cast<int64_t>(whole));
-    remainders.push_back(std::max(0.0, exact - whole));
-    left -= units.back();
-  }
-  std::vector<size_t> order(weights.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    const bool tie = std::abs(remainders[a] - remainders[b]) < 1e-9;
-    return tie ? a > b : remainders[a] > remainders[b];
-  });
-  for (size_t i = 0; left > 0; i = (i + 1) % order.size()) {
-    if (weights[order[i]] > 0) {
-      ++units[order[i]];
-      --left;
-    }
-  }
-  return units;
-}
-
-}  // namespace
-
-std::vector<DataShare> make_shares(int64_t global_batch,
-                                   int degree,
-                                   int64_t micro_batch_size,
-                                   const std::vector<double>& shares) {
-  TRAINRT_REQUIRE(global_batch >= 1 && degree >= 1 && micro_batch_size >= 0,
-                  kInvalidArgument,
-                  "cannot cut a batch of ",
-                  global_batch,
-                  " samples over ",
-                  degree,
-                  " data ranks in micro-batches of ",
-                  micro_batch_size);
-  TRAINRT_REQUIRE(shares.empty() || static_cast<int>(shares.size()) == degree,
-                  kInvalidArgument,
-                  "--shares has ",
-                  shares.size(),
-                  " entries for ",
-                  degree,
-                  " data ranks; give one per data rank");
-  const std::vector<double> weights =
-      shares.empty() ? std::vector<double>(static_cast<size_t>(degree), 1.0) : shares;
-  double sum = 0;
-  for (const double weight : weights) {
-    TRAINRT_REQUIRE(std::isfinite(weight) && weight >= 0,
-                    kInvalidArgument,
-                    "a share is ",
-                    weight,
-                    ", wanted at least 0");
-    sum += weight;
-  }
-  TRAINRT_REQUIRE(sum > 0, kInvalidArgument, "all shares are 0; give one data rank some samples");
-  const int64_t unit = micro_batch_size == 0 ? 1 : micro_batch_size;
-  const int64_t num_units = (global_batch + unit - 1) / unit;
-  const std::vector<int64_t> units = largest_remainder(num_units, weights);
-  std::vector<DataShare> result;
-  int64_t left = global_batch;
-  for (int rank = 0; rank < degree; ++rank) {
-    DataShare share;
-    share.data_rank = rank;
-    share.num_samples = std::min(left, units[static_cast<size_t>(rank)] * unit);
-    share.micro_batch_size =
-        micro_batch_size == 0 ? share.num_samples : std::min(micro_batch_size, share.num_samples);
-    share.num_micro_batches =
-        share.num_samples == 0
-            ? 0
-            : (share.num_samples + share.micro_batch_size - 1) / share.micro_batch_size;
-    left -= share.num_samples;
-    result.push_back(share);
-  }
-  return result;
 }
 
 Plan single_device_plan(int64_t global_batch, int64_t micro_batch_size, int num_graph_nodes) {

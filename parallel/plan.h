@@ -16,11 +16,12 @@ namespace trainrt {
 struct Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kPartial };
   Kind kind = Kind::kReplicate;
-  int dim = -1;  // kShard only
+  int dim = -1;       // kShard only
+  int64_t units = 0;  // kShard: equal parts of the dim that are dealt out whole; 0: its elements
 
   static Placement replicate() { return {}; }
-  static Placement shard(int dim) { return {Kind::kShard, dim}; }
-  static Placement partial() { return {Kind::kPartial, -1}; }
+  static Placement shard(int dim, int64_t units = 0) { return {Kind::kShard, dim, units}; }
+  static Placement partial() { return {Kind::kPartial, -1, 0}; }
   bool operator==(const Placement&) const = default;
 };
 std::string placement_string(const Placement& placement);  // "shard(1)", "replicate", "partial"
@@ -72,7 +73,9 @@ struct Plan {
   int zero_stage = 0;
   bool sequence_parallel = false;
   bool offload_optimizer = false;
-  bool exact_reduction = false;  // --reduction exact
+  bool exact_reduction = false;  // --reduction exact, over
+  int64_t logical_shards = 8;    // this many aligned parts of the batch
+  bool sync_batch_norm = false;  // BatchNorm's statistics are those of all data ranks
   std::vector<PlanDevice> devices;
   std::vector<DataShare> shares;
   std::vector<PlanStage> stages;
@@ -98,15 +101,6 @@ int rank_of(const Plan& plan, const RankCoordinates& coordinates);
 // was wanted; unknown keys are errors with near names.
 std::string plan_to_json(const Plan& plan);
 Plan plan_from_json(const std::string& text);
-
-// Cuts `global_batch` samples over `degree` data ranks. Without `shares` evenly. With `shares`: as
-// samples when they add up to global_batch, else in proportion. With a micro_batch_size > 0 shares
-// round to whole micro-batches by largest remainder, ties to the later rank; with 0 each rank runs
-// its share as one micro-batch.
-std::vector<DataShare> make_shares(int64_t global_batch,
-                                   int degree,
-                                   int64_t micro_batch_size,
-                                   const std::vector<double>& shares);
 
 // The plan of one device: everything in one stage, one share.
 Plan single_device_plan(int64_t global_batch, int64_t micro_batch_size, int num_graph_nodes);

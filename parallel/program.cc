@@ -1,7 +1,9 @@
 #include "parallel/program.h"
 
 #include <algorithm>
+#include <functional>
 #include <sstream>
+#include <string_view>
 
 namespace trainrt {
 
@@ -28,6 +30,19 @@ std::vector<int> Program::local_stages() const {
 
 int Program::num_stash_slots(int virtual_stage) const {
   return max_in_flight(cells, virtual_stage);
+}
+
+std::string persistent_key(const Value& value) {
+  if (value.kind != ValueKind::kConstant || !value.constant.defined()) {
+    return value.name;
+  }
+  const std::string_view contents(reinterpret_cast<const char*>(value.constant.raw()),
+                                  static_cast<size_t>(value.constant.bytes()));
+  return concat(value.name,
+                " ",
+                shape_string(value.type.shape),
+                " ",
+                std::hash<std::string_view>{}(contents));
 }
 
 bool is_communication(const std::string& op_type) {

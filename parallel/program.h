@@ -41,12 +41,22 @@ struct ProgramVariant {
   const Phase* find_phase(PhaseKind kind, int virtual_stage) const;
 };
 
-// One micro-batch of the rank: which variant runs it and which samples of the step it holds.
+// One micro-batch of the rank: which variant runs it and which samples of the step it holds. One
+// without samples takes part in the collectives of the other data ranks' (parallel/silent_variant).
 struct MicroBatch {
   int variant = 0;
   int64_t first_sample = 0;  // index within the step's global batch
   int64_t num_samples = 0;
+  int64_t shard = 0;  // logical shard of the step, which loss and items are counted by
 };
+
+// The runtime feeds it like those of graph.h: the micro-batch's number on its rank, an int64
+// scalar.
+inline constexpr const char* kMicroBatchInput = "trainrt.micro_batch";
+
+// Which persistent values of a program's variants are one tensor: those of one name, but for
+// constants that differ between micro-batch sizes.
+std::string persistent_key(const Value& value);
 
 struct Program {
   int rank = 0;
@@ -55,6 +65,7 @@ struct Program {
   DeviceSpec device;
   std::vector<ProgramVariant> variants;   // [0]: the largest micro-batch size
   std::vector<MicroBatch> micro_batches;  // in order
+  int64_t num_shards = 1;                 // logical shards of the step (--reduction exact)
   // Persistent tensors of which this rank holds a piece only, by name.
   std::map<std::string, TensorPiece> pieces;
   std::vector<Cell> cells;  // this rank's row: C, G, F, B, W, R, U in order

@@ -43,12 +43,9 @@ class RankGraphBuilder {
     }
   }
 
-  RankGraph run(bool merge_update, bool idle) {
+  RankGraph run(bool merge_update) {
     for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
       move_inputs(id);
-    }
-    if (idle) {
-      silence();
     }
     cut_out();
     sort_into_phases(merge_update);
@@ -193,43 +190,6 @@ class RankGraphBuilder {
     return outputs.empty() ? kNoValue : outputs[0];
   }
 
-  // A rank without samples: zeros where the update reads what micro-batches make.
-  void silence() {
-    std::map<std::pair<ValueId, bool>, ValueId> zeros;
-    for (NodeId id = 0; id < graph().num_nodes(); ++id) {
-      if (!is_update(graph().node(id))) {
-        runs_here_[static_cast<size_t>(id)] = false;
-        continue;
-      }
-      if (!runs_here_[static_cast<size_t>(id)]) {
-        continue;
-      }
-      for (size_t i = 0; i < graph().node(id).inputs.size(); ++i) {
-        const ValueId input = graph().node(id).inputs[i];
-        const NodeId from = input == kNoValue ? kNoNode : graph().value(input).producer;
-        if (from == kNoNode || is_update(graph().node(from))) {
-          continue;
-        }
-        const bool in_reduce = in_reduce_[static_cast<size_t>(id)];
-        const auto [at, is_new] = zeros.try_emplace({input, in_reduce}, kNoValue);
-        if (is_new) {
-          const TensorType type = graph().value(input).type;
-          at->second = append("Fill",
-                              {},
-                              {{"value", 0.0},
-                               {"shape", type.shape},
-                               {"dtype", std::string(dtype_name(type.dtype))}},
-                              "no_samples",
-                              Region::kUpdate,
-                              -1,
-                              positions_[static_cast<size_t>(from)],
-                              in_reduce);
-        }
-        graph().node(id).inputs[i] = at->second;
-      }
-    }
-  }
-
   // Keeps this rank's nodes, in the whole graph's order.
   void cut_out() {
     std::vector<NodeId> keep;
@@ -371,9 +331,8 @@ RankGraph make_rank_graph(const TrainingGraph& whole,
                           const StageCut& cut,
                           const Plan& plan,
                           int stage,
-                          bool merge_update,
-                          bool idle) {
-  return RankGraphBuilder(whole, cut, plan, stage).run(merge_update, idle);
+                          bool merge_update) {
+  return RankGraphBuilder(whole, cut, plan, stage).run(merge_update);
 }
 
 }  // namespace trainrt

@@ -16,12 +16,10 @@ struct RankGraph {
 };
 
 // `merge_update`: one micro-batch per step and one stage, so the update runs within the backward.
-// `idle`: a rank without samples, which has the update alone and zeros for its gradients.
 RankGraph make_rank_graph(const TrainingGraph& whole,
                           const StageCut& cut,
                           const Plan& plan,
                           int stage,
-                          bool merge_update,
-                          bool idle);
+                          bool merge_update);
 
 }  // namespace trainrt

@@ -166,10 +166,43 @@ class Cutter {
           ranks.insert(pipeline_rank(reader));
         }
       }
-      if (ranks.empty()) {
-        ranks.insert(0);
-      }
       cut_.holders[static_cast<size_t>(id)].assign(ranks.begin(), ranks.end());
+    }
+    // What the update alone reads (a newer version of a weight, a running average) stays with what
+    // it is combined with there.
+    for (ValueId id = 0; id < graph_.num_values(); ++id) {
+      const ValueKind kind = graph_.value(id).kind;
+      std::vector<int>& at = cut_.holders[static_cast<size_t>(id)];
+      if (!at.empty() || (kind != ValueKind::kParameter && kind != ValueKind::kState &&
+                          kind != ValueKind::kGradient)) {
+        continue;
+      }
+      std::set<int> ranks;
+      for (const NodeId reader : consumers_[static_cast<size_t>(id)]) {
+        add_sources_of(reader, ranks);
+        if (!ranks.empty()) {
+          break;
+        }
+      }
+      at.assign(ranks.begin(), ranks.end());
+      if (at.empty()) {
+        at.push_back(0);
+      }
+    }
+  }
+
+  // Pipeline ranks that the inputs of an update node come from.
+  void add_sources_of(NodeId id, std::set<int>& ranks) {
+    for (const ValueId input : graph_.node(id).inputs) {
+      const NodeId from = producer(input);
+      if (from != kNoNode && graph_.node(from).region == Region::kUpdate) {
+        add_sources_of(from, ranks);
+      } else if (from != kNoNode) {
+        ranks.insert(pipeline_rank(from));
+      } else if (input != kNoValue && graph_.value(input).kind == ValueKind::kParameter) {
+        const std::vector<int>& at = cut_.holders[static_cast<size_t>(input)];
+        ranks.insert(at.begin(), at.end());
+      }
     }
   }
 

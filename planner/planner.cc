@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "graph/base/error.h"
+#include "parallel/micro_batches.h"
 #include "planner/candidates.h"
 #include "planner/shares.h"
 #include "planner/stage_partition.h"

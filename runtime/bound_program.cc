@@ -10,7 +10,8 @@ namespace {
 
 bool is_runtime_input(const std::string& name) {
   return name == runtime_input::kLearningRate || name == runtime_input::kStep ||
-         name == runtime_input::kLossSeed || name == runtime_input::kGradScale;
+         name == runtime_input::kLossSeed || name == runtime_input::kGradScale ||
+         name == kMicroBatchInput;
 }
 
 class Binder {
@@ -164,7 +165,7 @@ void bind_persistent(BoundProgram& bound) {
       }
       const TensorAddress& at = bound.memory.variants[v].values.at(static_cast<size_t>(id));
       const auto [known, added] =
-          bound.persistent.emplace(value.name, BoundTensor{&value, &at, -1});
+          bound.persistent.emplace(persistent_key(value), BoundTensor{&value, &at, -1});
       TRAINRT_CHECK(added || (known->second.at->offset == at.offset &&
                               known->second.value->type == value.type),
                     "persistent tensor '",

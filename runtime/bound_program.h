@@ -60,7 +60,7 @@ struct BoundProgram {
   std::shared_ptr<const Program> program;
   MemoryPlan memory;
   std::vector<BoundVariant> variants;
-  std::map<std::string, BoundTensor> persistent;  // of all variants, by name
+  std::map<std::string, BoundTensor> persistent;  // of all variants, by persistent_key()
 };
 
 // Makes all kernels. `arena` is the address of offset 0. Throws kUnsupported for a missing kernel

@@ -5,8 +5,8 @@
 #include "runtime/communication_node.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <numeric>
 
 namespace trainrt {
 
@@ -31,13 +31,12 @@ struct Segments {
   std::vector<int64_t> sizes;
   std::vector<int64_t> counts;  // elements of each segment
 
-  Segments(const Node& node, const TensorType& whole, int world_size) {
-    const int axis = static_cast<int>(node.attributes.get_int("axis", 0));
-    const int64_t extent = whole.shape.at(static_cast<size_t>(axis));
-    sizes = node.attributes.get_ints("sizes", {});
-    if (sizes.empty()) {
-      sizes.assign(static_cast<size_t>(world_size), extent / world_size);
-    }
+  Segments(const Node& node,
+           const TensorType& whole,
+           const char* axis_name = "axis",
+           const char* sizes_name = "sizes") {
+    const int axis = static_cast<int>(node.attributes.get_int(axis_name, 0));
+    sizes = node.attributes.get_ints(sizes_name);
     outer = dims_product(whole.shape, 0, axis);
     const int64_t inner = dims_product(whole.shape, axis + 1, static_cast<int>(whole.shape.size()));
     inner_bytes = inner * dtype_bytes(whole.dtype);
@@ -92,7 +91,7 @@ void reduce_scatter(const Node& node,
                     const TensorRef& output,
                     std::span<std::byte> workspace,
                     Communicator& group) {
-  const Segments segments(node, *input.type, group.world_size());
+  const Segments segments(node, *input.type);
   std::byte* source = static_cast<std::byte*>(input.data);
   if (segments.outer > 1) {
     std::byte* packed = packing_room(node, workspace, input.type->bytes());
@@ -107,7 +106,7 @@ void all_gather(const Node& node,
                 const TensorRef& output,
                 std::span<std::byte> workspace,
                 Communicator& group) {
-  const Segments segments(node, *output.type, group.world_size());
+  const Segments segments(node, *output.type);
   std::byte* target = static_cast<std::byte*>(output.data);
   if (segments.outer == 1) {
     group.all_gather(input.data, target, segments.counts, input.type->dtype);
@@ -116,6 +115,22 @@ void all_gather(const Node& node,
   std::byte* packed = packing_room(node, workspace, output.type->bytes());
   group.all_gather(input.data, packed, segments.counts, input.type->dtype);
   segments.copy(target, packed, false);
+}
+
+// Cut along one axis, grown along another: the segment of each rank is packed on the way out, and
+// what comes from each is unpacked along the other axis.
+void all_to_all(const Node& node,
+                const TensorRef& input,
+                const TensorRef& output,
+                std::span<std::byte> workspace,
+                Communicator& group) {
+  const Segments sent(node, *input.type);
+  const Segments received(node, *output.type, "concat_axis", "concat_sizes");
+  std::byte* packed = packing_room(node, workspace, input.type->bytes() + output.type->bytes());
+  std::byte* arrived = packed + input.type->bytes();
+  sent.copy(static_cast<std::byte*>(input.data), packed, true);
+  group.all_to_all(packed, sent.counts, arrived, received.counts, input.type->dtype);
+  received.copy(static_cast<std::byte*>(output.data), arrived, false);
 }
 
 }  // namespace
@@ -135,6 +150,8 @@ void run_communication_node(const Node& node,
     reduce_scatter(node, inputs[0], outputs[0], workspace, group);
   } else if (type == comm_op::kAllGather) {
     all_gather(node, inputs[0], outputs[0], workspace, group);
+  } else if (type == comm_op::kAllToAll) {
+    all_to_all(node, inputs[0], outputs[0], workspace, group);
   } else if (type == comm_op::kBroadcast) {
     if (inputs[0].data != outputs[0].data) {
       std::memcpy(outputs[0].data, inputs[0].data, static_cast<size_t>(outputs[0].type->bytes()));
@@ -152,30 +169,38 @@ void run_communication_node(const Node& node,
   }
 }
 
-double sum_over_data_ranks(double value, const RankCommunicators& communicators) {
+double count_items(StepSums& sums, const RankCommunicators& communicators) {
   if (communicators.data != nullptr) {
-    communicators.data->all_reduce(&value, 1, DType::kFloat64, ReductionKind::kSum);
+    communicators.data->all_reduce(sums.items.data(),
+                                   static_cast<int64_t>(sums.items.size()),
+                                   DType::kFloat64,
+                                   ReductionKind::kSum);
   }
-  return value;
+  return std::accumulate(sums.items.begin(), sums.items.end(), 0.0);
 }
 
 void combine_step(StepResult& totals,
+                  const StepSums& sums,
                   const RankCoordinates& coordinates,
                   const RankCommunicators& communicators) {
-  if (communicators.world == nullptr) {
-    return;
+  const size_t num_shards = sums.loss.size();
+  std::vector<double> all = sums.loss;
+  all.insert(all.end(), sums.correct.begin(), sums.correct.end());
+  if (communicators.world != nullptr) {
+    const bool speaks = coordinates.tensor_rank == 0;
+    if (!speaks) {
+      all.assign(all.size(), 0.0);
+    }
+    all.push_back(speaks && coordinates.data_rank == 0 ? totals.item_count : 0);
+    all.push_back(totals.has_correct ? 1.0 : 0.0);
+    communicators.world->all_reduce(
+        all.data(), static_cast<int64_t>(all.size()), DType::kFloat64, ReductionKind::kSum);
+    totals.item_count = all[2 * num_shards];
+    totals.has_correct = all[2 * num_shards + 1] > 0;
   }
-  const bool speaks = coordinates.tensor_rank == 0;
-  std::array<double, 4> sums = {speaks ? totals.loss_sum : 0,
-                                speaks ? totals.correct : 0,
-                                speaks && coordinates.data_rank == 0 ? totals.item_count : 0,
-                                totals.has_correct ? 1.0 : 0.0};
-  communicators.world->all_reduce(
-      sums.data(), static_cast<int64_t>(sums.size()), DType::kFloat64, ReductionKind::kSum);
-  totals.loss_sum = sums[0];
-  totals.correct = sums[1];
-  totals.item_count = sums[2];
-  totals.has_correct = sums[3] > 0;
+  const auto correct = all.begin() + static_cast<std::ptrdiff_t>(num_shards);
+  totals.loss_sum = std::accumulate(all.begin(), correct, 0.0);
+  totals.correct = std::accumulate(correct, correct + static_cast<std::ptrdiff_t>(num_shards), 0.0);
 }
 
 }  // namespace trainrt

@@ -19,12 +19,22 @@ void run_communication_node(const Node& node,
                             std::span<std::byte> workspace,
                             const RankCommunicators& communicators);
 
-// The item counts of all data ranks.
-double sum_over_data_ranks(double value, const RankCommunicators& communicators);
+// What a step adds up, by logical shard: added shard by shard, the sums do not depend on which data
+// rank has which shard.
+struct StepSums {
+  std::vector<double> loss, items, correct;
 
-// Makes the step's sums the same on every rank: loss and correct items are summed over data ranks
-// and come from the ranks that compute them; item_count is already the sum over data ranks.
+  explicit StepSums(int64_t num_shards = 1)
+      : loss(static_cast<size_t>(num_shards)), items(loss), correct(loss) {}
+};
+
+// The item count of all data ranks.
+double count_items(StepSums& sums, const RankCommunicators& communicators);
+
+// Fills in what is the same on every rank: loss and correct items are summed over data ranks and
+// come from the ranks that compute them; `totals.item_count` is the sum over data ranks already.
 void combine_step(StepResult& totals,
+                  const StepSums& sums,
                   const RankCoordinates& coordinates,
                   const RankCommunicators& communicators);
 

@@ -37,6 +37,7 @@ struct Executor::Impl {
   std::unique_ptr<DeviceBuffer> arena;
   std::vector<std::byte> scratch;  // for updates that are not in place
   StepResult totals;               // of the running step
+  StepSums sums;                   // what they are added up from
   double loss_seed = 0;
 
   Impl(Device& d, RankCommunicators c, std::vector<std::string> names)
@@ -118,7 +119,10 @@ struct Executor::Impl {
     });
   }
 
-  void write_runtime_input(const BoundTensor& tensor, void* to, const StepFeed& feed) const {
+  void write_runtime_input(const BoundTensor& tensor,
+                           void* to,
+                           int micro_batch,
+                           const StepFeed& feed) const {
     const std::string& name = tensor.value->name;
     double value = 1 / feed.loss_scale;
     if (name == runtime_input::kLearningRate) {
@@ -127,6 +131,8 @@ struct Executor::Impl {
       value = static_cast<double>(feed.update + 1);
     } else if (name == runtime_input::kLossSeed) {
       value = loss_seed;
+    } else if (name == kMicroBatchInput) {
+      value = micro_batch;
     }
     dispatch_numeric(tensor.value->type.dtype, [&](auto tag) {
       const auto typed = static_cast<decltype(tag)>(value);
@@ -141,7 +147,7 @@ struct Executor::Impl {
     for (const BoundTensor& tensor : phase.feeds) {
       void* to = address(bound, *tensor.at, micro_batch);
       if (tensor.feed < 0) {
-        write_runtime_input(tensor, to, feed);
+        write_runtime_input(tensor, to, micro_batch, feed);
         continue;
       }
       TRAINRT_CHECK(micro_batch >= 0,
@@ -223,12 +229,15 @@ struct Executor::Impl {
                      address(bound, *update.source.at, micro_batch),
                      update.target.value->type.bytes());
     }
-    const auto add = [&](const BoundTensor& tensor, double& to) {
-      to += tensor.value != nullptr ? read_scalar(bound, tensor, micro_batch) : 0;
+    const auto add = [&](const BoundTensor& tensor, std::vector<double>& to) {
+      if (tensor.value != nullptr) {
+        const MicroBatch& at = bound.program->micro_batches.at(static_cast<size_t>(micro_batch));
+        to.at(static_cast<size_t>(at.shard)) += read_scalar(bound, tensor, micro_batch);
+      }
     };
-    add(phase.loss_sum, totals.loss_sum);
-    add(phase.item_count, totals.item_count);
-    add(phase.correct, totals.correct);
+    add(phase.loss_sum, sums.loss);
+    add(phase.item_count, sums.items);
+    add(phase.correct, sums.correct);
   }
 
   void copy_on_device(void* to, const void* from, int64_t bytes) {
@@ -250,7 +259,7 @@ struct Executor::Impl {
   }
 
   void count_items(const StepFeed& feed) {
-    totals.item_count = sum_over_data_ranks(totals.item_count, communicators);
+    totals.item_count = trainrt::count_items(sums, communicators);
     loss_seed = totals.item_count > 0 ? feed.loss_scale / totals.item_count : 0;
   }
 };
@@ -291,6 +300,7 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
   });
   const PhaseKind changes = has_update ? PhaseKind::kUpdate : PhaseKind::kBackward;
   impl.totals = StepResult{};
+  impl.sums = StepSums(bound.program->num_shards);
   for (const ProgramVariant& variant : bound.program->variants) {
     impl.totals.has_correct = impl.totals.has_correct || variant.correct != kNoValue;
   }
@@ -302,7 +312,7 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
       counted = true;
     }
     if (!combined && cell.phase == changes) {
-      combine_step(impl.totals, bound.program->coordinates, impl.communicators);
+      combine_step(impl.totals, impl.sums, bound.program->coordinates, impl.communicators);
       combined = true;
       Impl::check_finite(impl.totals.loss(), "the loss", feed);
     }
@@ -321,7 +331,7 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
     impl.count_items(feed);  // a rank without a share of the samples still takes part
   }
   if (!combined) {
-    combine_step(impl.totals, bound.program->coordinates, impl.communicators);
+    combine_step(impl.totals, impl.sums, bound.program->coordinates, impl.communicators);
     Impl::check_finite(impl.totals.loss(), "the loss", feed);
   }
   impl.device.synchronize();

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "parallel/cluster_file.h"
+#include "parallel/micro_batches.h"
 #include "planner/planner.h"
 #include "runtime/file_bytes.h"
 #include "runtime/machine.h"

@@ -24,14 +24,19 @@ struct SpmdOptions {
   bool cut_weights = false;
   // Partial sums are scattered along the sequence dim instead of being summed everywhere.
   bool sequence_parallel = false;
+  // A partial sum is summed where it is first read, not where a non-linear operator wants it.
+  bool sum_at_once = false;
   // Nodes to lower; others are this rank's already, and what they make is a partial sum. Empty:
   // all.
   std::function<bool(const Node&)> lowered;
 };
 
 // `pieces` receives how each persistent tensor that is cut lies in the whole (cuts are appended).
+// `placements`, if given, receives where every persistent tensor came to lie, for the graphs of
+// other micro-batch sizes to be pinned to: an accumulator holds the same kind of sum in all.
 TrainingGraph lower_to_rank(const TrainingGraph& whole,
                             const SpmdOptions& options,
-                            std::map<std::string, TensorPiece>* pieces);
+                            std::map<std::string, TensorPiece>* pieces,
+                            std::map<std::string, Placement>* placements = nullptr);
 
 }  // namespace trainrt

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "graph/base/error.h"
+#include "parallel/micro_batches.h"
 
 namespace trainrt {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -143,6 +144,60 @@ PlanRun run_plan(const TrainingGraphFactory& factory,
   }
   TRAINRT_REQUIRE(failure.empty(), kInternal, failure);
   return run;
+}
+
+void expect_equal_bits(const PlanRun& a, const PlanRun& b, const std::string& what) {
+  EXPECT_EQ(a.losses, b.losses) << what;
+  EXPECT_EQ(a.grad_norms, b.grad_norms) << what;
+  EXPECT_EQ(a.persistent.size(), b.persistent.size()) << what;
+  for (const auto& [name, tensor] : a.persistent) {
+    const auto other = b.persistent.find(name);
+    EXPECT_TRUE(other != b.persistent.end() && identical(tensor, other->second))
+        << name << " under " << what;
+  }
+}
+
+namespace {
+
+double norm(const Tensor& tensor) {
+  const Tensor wide = tensor.cast(DType::kFloat64);
+  double sum = 0;
+  for (int64_t i = 0; i < wide.num_elements(); ++i) {
+    sum += wide.data<double>()[i] * wide.data<double>()[i];
+  }
+  return std::sqrt(sum);
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  Tensor difference = a.cast(DType::kFloat64);
+  const Tensor other = b.cast(DType::kFloat64);
+  for (int64_t i = 0; i < difference.num_elements(); ++i) {
+    difference.data<double>()[i] -= other.data<double>()[i];
+  }
+  return norm(difference);
+}
+
+}  // namespace
+
+void expect_close(const PlanRun& a, const PlanRun& b, double tolerance, const std::string& what) {
+  ASSERT_EQ(a.losses.size(), b.losses.size());
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    EXPECT_NEAR(a.losses[i], b.losses[i], tolerance * std::abs(a.losses[i])) << what;
+    EXPECT_NEAR(a.grad_norms[i], b.grad_norms[i], 10 * tolerance * a.grad_norms[i]) << what;
+  }
+  double total = 0;
+  for (const auto& [name, tensor] : a.persistent) {
+    total += norm(tensor);
+  }
+  const double floor = total / static_cast<double>(std::max<size_t>(1, a.persistent.size()));
+  EXPECT_EQ(a.persistent.size(), b.persistent.size()) << what;
+  for (const auto& [name, tensor] : a.persistent) {
+    const auto other = b.persistent.find(name);
+    ASSERT_TRUE(other != b.persistent.end()) << name << " is missing under " << what;
+    ASSERT_EQ(tensor.shape(), other->second.shape()) << name << " under " << what;
+    EXPECT_LE(distance(tensor, other->second), 10 * tolerance * std::max(floor, norm(tensor)))
+        << name << " under " << what;
+  }
 }
 
 }  // namespace trainrt::testing

@@ -32,4 +32,10 @@ PlanRun run_plan(const TrainingGraphFactory& factory,
                  const BatchFeeds& feeds,
                  const RunOptions& options = {});
 
+// Losses, norms and whole persistent tensors are the same to the last bit.
+void expect_equal_bits(const PlanRun& a, const PlanRun& b, const std::string& what);
+// Losses within `tolerance`, norms and tensors within ten times that, relative. Tensors by norm,
+// with a floor of the parameters' mean norm.
+void expect_close(const PlanRun& a, const PlanRun& b, double tolerance, const std::string& what);
+
 }  // namespace trainrt::testing

@@ -1,0 +1,23 @@
+// BatchNorm over several data ranks. Both passes take one data rank's graph.
+#pragma once
+
+#include "graph/training_graph.h"
+#include "parallel/micro_batches.h"
+
+namespace trainrt {
+
+// Local statistics: every micro-batch normalizes by its own, and the running ones are the fold of
+// all micro-batches of the step, in the order of the samples, on every rank. The forward notes what
+// a micro-batch found, the update gathers the notes of all data ranks and folds them. Throws
+// kInfeasiblePlan for state that is changed in the forward by anything but a running average.
+TrainingGraph fold_running_averages(TrainingGraph lowered,
+                                    const std::vector<std::vector<MicroBatchCut>>& ranks,
+                                    int data_rank);
+
+// Synchronised statistics: micro-batch i of all data ranks is normalized as one batch of
+// `num_samples` samples, of which this rank has `own_samples`. The sums behind mean and variance
+// and their gradients are added over data ranks; every rank then updates the running statistics
+// alike.
+TrainingGraph sync_batch_norm(TrainingGraph lowered, int64_t own_samples, int64_t num_samples);
+
+}  // namespace trainrt

@@ -1,0 +1,16 @@
+// PipeDream-2BW's rule: W(t+1) = W(t) - step(gradient at W(t-1)); the first update has no delay
+// (Narayanan et al., arXiv 2006.09503, section 3.2).
+#pragma once
+
+#include "graph/training_graph.h"
+
+namespace trainrt {
+
+// Adds to every trained parameter p the version before it, "p.previous", a parameter like p:
+// forward and backward read that one, and the update moves p into it before it changes p.
+TrainingGraph delay_weights(TrainingGraph whole);
+
+// The name of the older version of a parameter.
+std::string previous_version(const std::string& parameter);
+
+}  // namespace trainrt

@@ -1,0 +1,28 @@
+// The example models (models/) at a size at which hundreds of plans train in seconds, with data.
+#pragma once
+
+#include <string>
+
+#include "graph/training_graph.h"
+#include "models/model.h"
+#include "tests/support/run_plan.h"
+
+namespace trainrt::testing {
+
+struct FamilyModel {
+  std::string name;
+  TrainingGraphFactory factory;
+  int num_nodes = 0;  // of the forward graph, for the stages
+  bool has_batch_norm = false;
+  BatchFeeds feeds;  // for the whole batch
+};
+
+// Odd sizes on purpose: 7 heads, a vocabulary that no degree divides. A sixth of the labels, most
+// of them in the first samples, is ignored.
+ModelSpec small_family(const std::string& family);
+FamilyModel family_model(const ModelSpec& spec,
+                         int64_t batch,
+                         const std::string& precision,
+                         const OptimizerSpec& optimizer);
+
+}  // namespace trainrt::testing
