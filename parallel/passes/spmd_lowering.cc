@@ -231,21 +231,22 @@ class Lowering {
             {"index", int64_t{axis_.index}}};
   }
 
+  // A whole tensor as a term of a sum over the ranks: one has all of it, the others nothing. A
+  // product with zero and not a Fill, so that the term still waits for its tensor, in its stage.
+  ValueId as_term(ValueId id, ValueId whole, const Node& reader) {
+    if (axis_.index == 0) {
+      return whole;
+    }
+    const ValueId zero = GraphBuilder(local_).scalar(0, local_.value(whole).type.dtype);
+    return emit("Mul", {whole, zero}, {}, reader, graph_.value(id).name + "/no_term");
+  }
+
   ValueId move(ValueId id, const Place& to, const Node& reader) {
     const LocalValue& local = value(id);
     const Place from = *local.place;
     const std::string& name = graph_.value(id).name;
     if (from.is_replicate() && to.is_partial()) {
-      // One rank has the whole term, the others none of it.
-      const TensorType type = local_.value(local.id).type;
-      return axis_.index == 0 ? local.id
-                              : emit("Fill",
-                                     {},
-                                     {{"value", 0.0},
-                                      {"shape", type.shape},
-                                      {"dtype", std::string(dtype_name(type.dtype))}},
-                                     reader,
-                                     name + "/no_term");
+      return as_term(id, local.id, reader);
     }
     if (from.is_replicate()) {
       return slice(id, local.id, to, reader);
@@ -259,7 +260,9 @@ class Lowering {
     if (from.is_shard()) {
       const ValueId whole =
           emit("AllGather", {local.id}, collective(id, from), reader, name + "/all_gather");
-      return to.is_shard() ? slice(id, whole, to, reader) : whole;
+      return to.is_shard()     ? slice(id, whole, to, reader)
+             : to.is_partial() ? as_term(id, whole, reader)
+                               : whole;
     }
     static const char* const kReductions[] = {"sum", "max", "min"};
     const std::string reduction = kReductions[static_cast<int>(from.reduction)];

@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "parallel/micro_batches.h"
 #include "tests/support/run_program.h"
 #include "tests/support/tiny_model.h"
 
