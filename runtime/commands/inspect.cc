@@ -4,6 +4,7 @@
 
 #include "graph/onnx_import.h"
 #include "graph/printer.h"
+#include "graph/training_graph.h"
 #include "runtime/commands/command.h"
 #include "runtime/training_job.h"
 
@@ -25,8 +26,47 @@ struct Report {
   std::vector<TensorReport> tensors;
   std::vector<UnsupportedOp> unsupported;
   std::map<std::string, int> operators;  // after import, by operator
+  std::vector<LossSpec> losses;          // that the float outputs can carry, the default first
   std::string cannot_bind;               // why there is no graph
 };
+
+// What `--loss auto` makes of each float output, without labels in the data; first of the one that
+// it takes by itself.
+std::vector<LossSpec> loss_candidates(const Graph& graph) {
+  std::vector<LossSpec> losses;
+  const auto add = [&](const std::string& output) {
+    LossSpec wanted;
+    wanted.output = output;
+    try {
+      LossSpec loss = resolve_loss(graph, wanted, nullptr);
+      if (losses.empty() || losses[0].output != loss.output) {
+        losses.push_back(std::move(loss));
+      }
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) {
+        throw;  // what cannot carry a loss is no candidate
+      }
+    }
+  };
+  add("");
+  for (const ValueId id : graph.outputs()) {
+    if (is_floating(graph.value(id).type.dtype)) {
+      add(graph.value(id).name);
+    }
+  }
+  return losses;
+}
+
+std::string loss_text(const LossSpec& loss) {
+  if (loss.kind == "output") {
+    return concat("'", loss.output, "' itself");
+  }
+  return concat(loss.kind,
+                " of '",
+                loss.output,
+                "' against ",
+                loss.next_token ? std::string("the next token") : concat("'", loss.labels, "'"));
+}
 
 Report make_report(const OnnxModel& model, const Options& options) {
   Report report;
@@ -39,6 +79,9 @@ Report make_report(const OnnxModel& model, const Options& options) {
       const Graph graph = model.bind(bind);
       for (const Node& node : graph.nodes()) {
         ++report.operators[node.op_type];
+      }
+      if (!model.has_training_info()) {
+        report.losses = loss_candidates(graph);
       }
     }
   } catch (const Error& error) {
@@ -74,6 +117,10 @@ std::string as_text(const OnnxModel& model, const Report& report) {
   }
   for (const std::string& output : model.outputs()) {
     text += "output     " + output + "\n";
+  }
+  for (const LossSpec& loss : report.losses) {
+    text += concat(
+        "loss       ", loss_text(loss), &loss == &report.losses[0] ? "" : " (--output)", "\n");
   }
   int64_t trained = 0;
   std::map<std::string, int> roles;
@@ -127,6 +174,7 @@ std::string as_json(const OnnxModel& model, const Report& report) {
                {"training_info", model.has_training_info()},
                {"inputs", Json::array()},
                {"outputs", model.outputs()},
+               {"losses", Json::array()},
                {"tensors", Json::array()},
                {"operators", report.operators},
                {"unsupported", Json::array()}};
@@ -139,6 +187,12 @@ std::string as_json(const OnnxModel& model, const Report& report) {
                               {"dtype", dtype_name(input.dtype)},
                               {"dims", dims},
                               {"batch_axis", input.batch_axis}});
+  }
+  for (const LossSpec& loss : report.losses) {
+    json["losses"].push_back({{"kind", loss.kind},
+                              {"output", loss.output},
+                              {"labels", loss.labels},
+                              {"next_token", loss.next_token}});
   }
   for (const TensorReport& tensor : report.tensors) {
     json["tensors"].push_back({{"name", tensor.name},
