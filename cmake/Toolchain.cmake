@@ -34,9 +34,15 @@ elseif(TRAINRT_SANITIZE)
   message(FATAL_ERROR "TRAINRT_SANITIZE is '${TRAINRT_SANITIZE}'; it may be 'address' or 'thread'")
 endif()
 if(TRAINRT_SANITIZE)
-  # GCC 12 takes the checks it adds to std::function for reads of uninitialized memory.
-  list(APPEND cxx_options -O1 -g1 -fno-omit-frame-pointer -UNDEBUG -D_GLIBCXX_ASSERTIONS
-    -Wno-maybe-uninitialized)
+  list(APPEND cxx_options -O1 -g1 -fno-omit-frame-pointer -UNDEBUG -D_GLIBCXX_ASSERTIONS)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC 12 takes the checks it adds to std::function for reads of uninitialized memory.
+    list(APPEND cxx_options -Wno-maybe-uninitialized)
+  endif()
+endif()
+if(TRAINRT_FUZZ)
+  # Clang warns of every `omp simd` loop that its sanitized -O1 leaves scalar.
+  list(APPEND cxx_options -fsanitize=fuzzer-no-link -Wno-pass-failed)
 endif()
 if(TRAINRT_REFERENCE_KERNELS)
   list(APPEND cxx_options -DTRAINRT_REFERENCE_KERNELS=1)

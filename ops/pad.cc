@@ -102,7 +102,8 @@ void pad_words(KernelContext& context, const Rows& rows, Word value) {
   const Word* in = static_cast<const Word*>(context.raw_input(0));
   Word* out = static_cast<Word*>(context.raw_output(0));
   const int64_t length = rows.length();
-  const auto [copy_begin, copy_end] = rows.copied();
+  const auto copied = rows.copied();
+  const int64_t copy_begin = copied.first, copy_end = copied.second;
   const int64_t row_bytes = std::max<int64_t>(1, length * static_cast<int64_t>(sizeof(Word)));
   context.parallel_for(
       rows.count(), std::max<int64_t>(1, kGrainBytes / row_bytes), [&](int64_t begin, int64_t end) {
