@@ -1,4 +1,5 @@
-// Ranks as processes, on one host or several, over Gloo's TCP transport.
+// Ranks as processes, on one host or several, over Gloo's TCP transport; groups whose members are
+// all on one host share memory instead.
 //
 // Gloo's own collectives sum in an order that depends on the algorithm; here sums are taken in rank
 // order by the same code as between threads, so N processes give the bits of N threads. Bytes that
@@ -15,6 +16,7 @@
 namespace trainrt {
 
 // The world of a job. Collective over the ranks of `rendezvous`; the deadline is the rendezvous'.
-std::unique_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Rendezvous> rendezvous);
+std::unique_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Rendezvous> rendezvous,
+                                                     bool may_share_memory = true);
 
 }  // namespace trainrt

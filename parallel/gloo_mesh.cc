@@ -187,17 +187,7 @@ void GlooMesh::wait(const Transfer& transfer,
     throw_failure(doing, *known);
   }
   if (SteadyClock::now() >= end) {
-    const double seconds = static_cast<double>(rendezvous_->deadline().count()) / 1000;
-    throw_failure(doing,
-                  rendezvous_->blame(transfer.peer,
-                                     concat("rank ",
-                                            rendezvous_->rank(),
-                                            " waited ",
-                                            seconds,
-                                            " s in ",
-                                            doing,
-                                            " for rank ",
-                                            transfer.peer)));
+    throw_stalled(doing, transfer.peer);
   }
   if (const std::optional<Failure> known = rendezvous_->wait_for_failure(kNoticeTimeout)) {
     throw_failure(doing, *known);
@@ -214,6 +204,20 @@ void GlooMesh::wait(const Transfer& transfer,
                               broken)};
   rendezvous_->publish(own);
   throw_failure(doing, own);
+}
+
+void GlooMesh::throw_stalled(const std::string& doing, int peer) {
+  const double seconds = static_cast<double>(rendezvous_->deadline().count()) / 1000;
+  throw_failure(doing,
+                rendezvous_->blame(peer,
+                                   concat("rank ",
+                                          rendezvous_->rank(),
+                                          " waited ",
+                                          seconds,
+                                          " s in ",
+                                          doing,
+                                          " for rank ",
+                                          peer)));
 }
 
 void GlooMesh::throw_failure(const std::string& doing, const Failure& failure) const {

@@ -39,7 +39,7 @@ class GlooMesh {
   GlooMesh(const GlooMesh&) = delete;
   GlooMesh& operator=(const GlooMesh&) = delete;
 
-  Rendezvous& rendezvous() { return *rendezvous_; }
+  Rendezvous& rendezvous() const { return *rendezvous_; }
 
   // Transfers of one slot between two ranks are matched in order; both sides name equal sizes.
   // Peers are world ranks, never this one.
@@ -50,6 +50,8 @@ class GlooMesh {
 
   // `doing` says in which call this rank waits: "all_reduce #3 of ranks 0, 1".
   void wait(const Transfer& transfer, const std::string& doing, SteadyClock::time_point end);
+  // This rank has waited for `peer` to the deadline: finds out who is to blame, and tells all.
+  [[noreturn]] void throw_stalled(const std::string& doing, int peer);
   [[noreturn]] void throw_failure(const std::string& doing, const Failure& failure) const;
 
  private:

@@ -38,6 +38,12 @@ std::string host_name() {
   return name;
 }
 
+// Containers, and the networks of tests, are hosts of their own though they may bear one name.
+std::string network_namespace() {
+  char text[64] = "";
+  return ::readlink("/proc/self/ns/net", text, sizeof(text) - 1) > 0 ? text : "";
+}
+
 [[noreturn]] void throw_failure(const Failure& failure) {
   throw Error(failure.code, failure.message);
 }
@@ -74,7 +80,7 @@ struct Rendezvous::Impl {
   MessageReader reader;
   std::string where;  // host:port of rank 0
   std::string address;
-  int num_local_ranks = 1;
+  std::vector<std::string> hosts;  // by rank
   int wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   std::thread thread;
 
@@ -120,6 +126,7 @@ std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point
         {"generation", place.generation},
         {"version", place.version},
         {"host", host_name()},
+        {"host_id", host_name() + " " + network_namespace()},
         {"pid", ::getpid()}});
   const std::optional<Json> answer = next_message(socket, reader, end + kSlack, why);
   if (!answer) {
@@ -135,9 +142,8 @@ std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point
     return message;
   }
   const size_t self = static_cast<size_t>(place.rank);
-  const Json& hosts = answer->at("hosts");
   address = answer->at("addresses").at(self);
-  num_local_ranks = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts.at(self)));
+  hosts = answer->at("hosts").get<std::vector<std::string>>();
   return std::nullopt;
 }
 
@@ -258,8 +264,13 @@ const std::string& Rendezvous::address() const {
   return impl_->address;
 }
 
+const std::string& Rendezvous::host_of(int rank) const {
+  return impl_->hosts.at(static_cast<size_t>(rank));
+}
+
 int Rendezvous::num_local_ranks() const {
-  return impl_->num_local_ranks;
+  return static_cast<int>(
+      std::count(impl_->hosts.begin(), impl_->hosts.end(), host_of(impl_->place.rank)));
 }
 
 std::vector<std::string> Rendezvous::exchange(const std::string& what, const std::string& mine) {

@@ -72,8 +72,10 @@ class Rendezvous {
   int rank() const;
   int world_size() const;
   std::chrono::milliseconds deadline() const;
-  // How other ranks reach this one's host, and how many ranks run on it.
+  // How other ranks reach this one's host.
   const std::string& address() const;
+  // Equal for ranks of one host (or of one container of it), and how many this rank's host has.
+  const std::string& host_of(int rank) const;
   int num_local_ranks() const;
 
   // Every rank's `mine`, in rank order. Collective; `what` says what it is for.

@@ -244,7 +244,7 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
   }
   peer.rank = rank;
   peer.process = process;
-  peer.host = hello.at("host");
+  peer.host = hello.at("host_id");
   peer.heard = peer.since = SteadyClock::now();
   count_present();
   if (arrived().size() == static_cast<size_t>(place.world_size)) {

@@ -1,0 +1,249 @@
+#include "parallel/shared_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "parallel/reduce_in_order.h"
+#include "parallel/shared_window.h"
+
+namespace trainrt {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Up to here every rank sums all; beyond, each sums its part, which costs a second round.
+constexpr int64_t kSumTwice = 16384;  // bytes
+constexpr milliseconds kLook{50};     // between two looks at the job's failure
+
+// At the start of each area; then the elements for each rank, then data.
+struct AreaHeader {
+  CallHeader call;
+  int64_t longest = 0;  // of the segments that this rank sends (all_to_all)
+};
+
+class SharedCommunicator : public ProcessCommunicator {
+ public:
+  SharedCommunicator(ProcessGroup group, std::unique_ptr<SharedWindow> window)
+      : ProcessCommunicator(std::move(group)), window_(std::move(window)) {
+    data_offset_ =
+        static_cast<int64_t>((sizeof(AreaHeader) + size() * sizeof(int64_t) + 63) / 64 * 64);
+  }
+
+  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
+    const int64_t item = dtype_bytes(dtype);
+    std::byte* bytes = static_cast<std::byte*>(data);
+    CallHeader call = begin(Call::kAllReduce, count, dtype);
+    call.reduction = static_cast<int32_t>(reduction);
+    if (count * item <= kSumTwice) {
+      round(call, [&](std::byte* own) { copy_bytes(own, data, count * item); });
+      reduce_in_order(areas(0), {data}, 0, count, dtype, reduction);
+      end();
+      return;
+    }
+    for (int64_t at = 0; at < count; at += capacity(item)) {
+      const int64_t n = std::min(capacity(item), count - at);
+      const std::vector<int64_t> parts = even_segments(n, world_size());
+      const std::vector<int64_t> offsets = offsets_of(parts);
+      round(call, [&](std::byte* own) { copy_bytes(own, bytes + at * item, n * item); });
+      const std::vector<const void*> inputs = areas(offsets[self()] * item);
+      round(call, [&](std::byte* own) {
+        reduce_in_order(inputs, {own}, 0, parts[self()], dtype, reduction);
+      });
+      for (size_t r = 0; r < size(); ++r) {
+        copy_bytes(bytes + (at + offsets[r]) * item, area(r), parts[r] * item);
+      }
+    }
+    end();
+  }
+
+  void reduce_scatter(const void* input,
+                      void* output,
+                      const std::vector<int64_t>& counts,
+                      DType dtype,
+                      ReductionKind reduction) override {
+    const int64_t item = dtype_bytes(dtype);
+    const int64_t count = total(counts);
+    const int64_t begins = offsets_of(counts).at(self()), ends = begins + counts[self()];
+    CallHeader call = begin(Call::kReduceScatter, count, dtype);
+    call.reduction = static_cast<int32_t>(reduction);
+    for (int64_t at = 0; at == 0 || at < count; at += capacity(item)) {
+      const int64_t n = std::min(capacity(item), count - at);
+      round(call, [&](std::byte* own) {
+        copy_bytes(own, static_cast<const std::byte*>(input) + at * item, n * item);
+      });
+      const int64_t first = std::max(at, begins), last = std::min(at + n, ends);
+      if (first < last) {
+        std::byte* to = static_cast<std::byte*>(output) + (first - begins) * item;
+        reduce_in_order(areas((first - at) * item), {to}, 0, last - first, dtype, reduction);
+      }
+    }
+    end();
+  }
+
+  void all_gather(const void* input,
+                  void* output,
+                  const std::vector<int64_t>& counts,
+                  DType dtype) override {
+    const int64_t item = dtype_bytes(dtype);
+    const std::vector<int64_t> offsets = offsets_of(counts);
+    const int64_t longest = *std::max_element(counts.begin(), counts.end());
+    std::byte* bytes = static_cast<std::byte*>(output);
+    const CallHeader call = begin(Call::kAllGather, total(counts), dtype);
+    for (int64_t at = 0; at == 0 || at < longest; at += capacity(item)) {
+      const auto part = [&](size_t r) {
+        return std::clamp<int64_t>(counts[r] - at, 0, capacity(item)) * item;
+      };
+      const std::byte* from = static_cast<const std::byte*>(input) + at * item;
+      round(call, [&](std::byte* own) { copy_bytes(own, from, part(self())); });
+      for (size_t r = 0; r < size(); ++r) {
+        copy_bytes(bytes + (offsets[r] + at) * item, r == self() ? from : area(r), part(r));
+      }
+    }
+    end();
+  }
+
+  void all_to_all(const void* input,
+                  const std::vector<int64_t>& send_counts,
+                  void* output,
+                  const std::vector<int64_t>& recv_counts,
+                  DType dtype) override {
+    const int64_t item = dtype_bytes(dtype);
+    const std::vector<int64_t> send_offsets = offsets_of(send_counts);
+    const std::vector<int64_t> recv_offsets = offsets_of(recv_counts);
+    const int64_t room = capacity(item) / world_size();  // of one segment
+    const CallHeader call = begin(Call::kAllToAll, 0, dtype);
+    int64_t longest = *std::max_element(send_counts.begin(), send_counts.end());
+    sends_ = send_counts;
+    longest_ = longest;
+    for (int64_t at = 0; at == 0 || at < longest; at += room) {
+      round(call, [&](std::byte* own) {
+        for (size_t r = 0; r < size(); ++r) {
+          copy_bytes(own + static_cast<int64_t>(r) * room * item,
+                     static_cast<const std::byte*>(input) + (send_offsets[r] + at) * item,
+                     std::clamp<int64_t>(send_counts[r] - at, 0, room) * item);
+        }
+      });
+      for (size_t r = 0; r < size(); ++r) {
+        require_count(r, sends_of(r)[self()], recv_counts.at(r));
+        longest = std::max(longest, header_of(r).longest);
+        copy_bytes(static_cast<std::byte*>(output) + (recv_offsets[r] + at) * item,
+                   area(r) + group_offset(room * item),
+                   std::clamp<int64_t>(recv_counts[r] - at, 0, room) * item);
+      }
+    }
+    end();
+  }
+
+  void broadcast(void* data, int64_t bytes, int root) override {
+    std::byte* own_data = static_cast<std::byte*>(data);
+    CallHeader call = begin(Call::kBroadcast, bytes, DType::kUInt8);
+    call.root = root;
+    for (int64_t at = 0; at == 0 || at < bytes; at += capacity(1)) {
+      const int64_t n = std::min(capacity(1), bytes - at);
+      round(call, [&](std::byte* own) { copy_bytes(own, own_data + at, rank() == root ? n : 0); });
+      if (rank() != root) {
+        copy_bytes(own_data + at, area(static_cast<size_t>(root)), n);
+      }
+    }
+    end();
+  }
+
+  void barrier() override {
+    round(begin(Call::kBarrier, 0, DType::kUInt8), [](std::byte*) {});
+    end();
+  }
+
+ private:
+  // Elements of a piece, a multiple of what a cache line holds.
+  int64_t capacity(int64_t item) const {
+    return (SharedWindow::kAreaBytes - data_offset_) / item / 64 * 64;
+  }
+  int64_t group_offset(int64_t bytes) const { return static_cast<int64_t>(self()) * bytes; }
+
+  // What rank r has written in this round.
+  std::byte* start(size_t r) const {
+    return window_->area(static_cast<int>(r), static_cast<int>(rounds_ % 2));
+  }
+  const AreaHeader& header_of(size_t r) const {
+    return *reinterpret_cast<const AreaHeader*>(start(r));
+  }
+  int64_t* sends_of(size_t r) const {
+    return reinterpret_cast<int64_t*>(start(r) + sizeof(AreaHeader));
+  }
+  std::byte* area(size_t r) const { return start(r) + data_offset_; }
+  std::vector<const void*> areas(int64_t offset) const {
+    std::vector<const void*> all;
+    for (size_t r = 0; r < size(); ++r) {
+      all.push_back(area(r) + offset);
+    }
+    return all;
+  }
+
+  void round(const CallHeader& call, const std::function<void(std::byte* own)>& write) {
+    ++rounds_;
+    const AreaHeader header{call, longest_};
+    std::memcpy(start(self()), &header, sizeof(header));
+    if (call.call == Call::kAllToAll) {
+      std::copy(sends_.begin(), sends_.end(), sends_of(self()));
+    }
+    write(area(self()));
+    window_->arrive(rank());
+    for (size_t r = 0; r < size(); ++r) {
+      if (r != self()) {
+        wait_for(r);
+        require_same_call(r, call, header_of(r).call);
+      }
+    }
+  }
+
+  void wait_for(size_t r) {
+    const auto until = deadline();
+    while (!window_->wait(static_cast<int>(r), rounds_, kLook)) {
+      mesh().rendezvous().set_activity("in " + doing(), member(r));
+      if (const std::optional<Failure> failure = mesh().rendezvous().failure()) {
+        mesh().throw_failure(doing(), *failure);
+      }
+      if (SteadyClock::now() >= until) {
+        mesh().throw_stalled(doing(), member(r));
+      }
+    }
+  }
+
+  std::unique_ptr<SharedWindow> window_;
+  int64_t data_offset_ = 0;
+  uint32_t rounds_ = 0;
+  std::vector<int64_t> sends_;  // of an all_to_all
+  int64_t longest_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_shared_communicator(const ProcessGroup& group,
+                                                       Communicator& network) {
+  const Rendezvous& rendezvous = group.mesh->rendezvous();
+  const int size = static_cast<int>(group.members.size());
+  const std::string& host = rendezvous.host_of(group.members[0]);
+  for (const int member : group.members) {
+    if (rendezvous.host_of(member) != host) {
+      return nullptr;
+    }
+  }
+  if (!group.may_share_memory || size == 1) {
+    return nullptr;
+  }
+  std::unique_ptr<SharedWindow> window = group.rank == 0 ? SharedWindow::create(size) : nullptr;
+  int64_t place[2] = {::getpid(), window ? window->descriptor() : -1};
+  network.broadcast(place, sizeof(place), 0);
+  if (group.rank != 0) {
+    window = SharedWindow::open(place[0], place[1], size);
+  }
+  int64_t all_share = window ? 1 : 0;
+  network.all_reduce(&all_share, 1, DType::kInt64, ReductionKind::kMin);
+  return all_share == 0 ? nullptr : std::make_unique<SharedCommunicator>(group, std::move(window));
+}
+
+}  // namespace trainrt
