@@ -1,15 +1,6 @@
-// Lifetimes from a program's phases, then offsets (parallel/assign_offsets).
-//
-// 1. Time lines. Phases that share a micro-batch follow each other on one time line (C, F, B, W of
-// a
-//    virtual stage); phases of the step (G, R, U) form another. With one micro-batch per step all
-//    phases form one.
-// 2. Buffers. Values that share storage form one buffer: an update in place, an input overwritten
-// by
-//    the output when nobody reads it afterwards, a view and what it looks at. A buffer lives from
-//    the first of its values to the last.
-// 3. Offsets. A buffer that is alive across phases goes to the stash when other phases may run in
-//    between; the rest is transient.
+// Lifetimes from a program's phases (parallel/buffer_plan), then offsets (parallel/assign_offsets).
+// A buffer that is alive across phases goes to the stash when other phases may run in between; the
+// rest is transient.
 #include "parallel/memory_plan.h"
 
 #include <algorithm>
@@ -18,351 +9,11 @@
 
 #include "graph/op_def.h"
 #include "parallel/assign_offsets.h"
+#include "parallel/buffer_plan.h"
 
 namespace trainrt {
 
 namespace {
-
-enum class Category : uint8_t { kActivation, kGradient, kWorkspace, kCommunication };
-
-struct Buffer {
-  int64_t bytes = 0;
-  int first = -1, last = -1;              // instants of its time line
-  int first_phase = -1, last_phase = -1;  // positions of phases on the time line
-  int timeline = -1;
-  bool fixed = false;      // persistent: has an address already
-  bool step_wide = false;  // read on several time lines: lives as long as persistent ones
-  int64_t fixed_offset = 0;
-  Category category = Category::kActivation;
-};
-
-// Phases of one variant that are planned together, in order of execution.
-struct TimeLine {
-  std::vector<const Phase*> phases;
-  int local_stage = -1;  // -1: once per step
-  bool stash = false;    // other phases run between its phases
-  int num_instants = 0;
-};
-
-int phase_rank(PhaseKind kind) {
-  return static_cast<int>(kind);
-}
-
-bool is_step_phase(PhaseKind kind) {
-  return kind == PhaseKind::kGather || kind == PhaseKind::kReduce || kind == PhaseKind::kUpdate;
-}
-
-std::vector<TimeLine> make_timelines(const Program& program, const ProgramVariant& variant) {
-  const std::vector<int> stages = program.local_stages();
-  const size_t num_micro_batches = program.micro_batches.size();
-  std::vector<const Phase*> phases;
-  for (const Phase& phase : variant.phases) {
-    phases.push_back(&phase);
-  }
-  if (num_micro_batches <= 1) {
-    // In the order of the cells; a phase without a cell never runs, but is planned.
-    const auto position = [&](const Phase* phase) {
-      for (size_t i = 0; i < program.cells.size(); ++i) {
-        if (program.cells[i].phase == phase->kind &&
-            (is_step_phase(phase->kind) ||
-             program.cells[i].virtual_stage == phase->virtual_stage)) {
-          return i;
-        }
-      }
-      return program.cells.size();
-    };
-    std::stable_sort(phases.begin(), phases.end(), [&](const Phase* a, const Phase* b) {
-      return position(a) < position(b);
-    });
-    return {{phases, 0, false, 0}};
-  }
-  std::stable_sort(phases.begin(), phases.end(), [](const Phase* a, const Phase* b) {
-    return phase_rank(a->kind) < phase_rank(b->kind);
-  });
-  std::vector<TimeLine> lines;
-  for (size_t i = 0; i < stages.size(); ++i) {
-    TimeLine line{{}, static_cast<int>(i), false, 0};
-    line.stash = stages.size() > 1 || program.num_stash_slots(stages[i]) > 1;
-    for (const Phase* phase : phases) {
-      if (!is_step_phase(phase->kind) && phase->virtual_stage == stages[i]) {
-        line.phases.push_back(phase);
-      }
-    }
-    lines.push_back(std::move(line));
-  }
-  TimeLine step;
-  for (const Phase* phase : phases) {
-    if (is_step_phase(phase->kind)) {
-      step.phases.push_back(phase);
-    }
-  }
-  lines.push_back(std::move(step));
-  return lines;
-}
-
-// Storage of one variant: value -> buffer, and the buffers' lives.
-class BufferPlan {
- public:
-  BufferPlan(const ProgramVariant& variant,
-             const DeviceSpec& device,
-             std::vector<TimeLine>* lines,
-             const std::unordered_map<std::string, int64_t>& persistent)
-      : graph_(variant.graph), buffer_of_(static_cast<size_t>(graph_.num_values()), -1) {
-    for (ValueId id = 0; id < graph_.num_values(); ++id) {
-      const Value& value = graph_.value(id);
-      if (is_persistent(value.kind)) {
-        Buffer buffer;
-        buffer.bytes = value.type.bytes();
-        buffer.fixed = true;
-        buffer.fixed_offset = persistent.at(persistent_key(value));
-        add(id, buffer);
-      }
-    }
-    // Updates happen in place. A phase may read what an earlier step or no node at all wrote.
-    for (const StateUpdate& update : graph_.updates()) {
-      alias_of_[update.new_value] = update.target;
-      buffer_of_[static_cast<size_t>(update.new_value)] =
-          buffer_of_[static_cast<size_t>(update.target)];
-    }
-    for (size_t l = 0; l < lines->size(); ++l) {
-      walk(device, (*lines)[l], static_cast<int>(l));
-    }
-  }
-
-  int find(int buffer) const {
-    while (parent_[static_cast<size_t>(buffer)] != buffer) {
-      buffer = parent_[static_cast<size_t>(buffer)];
-    }
-    return buffer;
-  }
-  int buffer_of(ValueId id) const {
-    const int buffer = buffer_of_[static_cast<size_t>(id)];
-    return buffer < 0 ? -1 : find(buffer);
-  }
-  Buffer& buffer(int i) { return buffers_[static_cast<size_t>(i)]; }
-  int num_buffers() const { return static_cast<int>(buffers_.size()); }
-  bool is_root(int i) const { return parent_[static_cast<size_t>(i)] == i; }
-  const std::vector<std::pair<NodeId, int>>& workspaces() const { return workspaces_; }
-
- private:
-  void add(ValueId id, const Buffer& buffer) {
-    buffer_of_[static_cast<size_t>(id)] = add_buffer(buffer);
-  }
-  int add_buffer(const Buffer& buffer) {
-    parent_.push_back(static_cast<int>(buffers_.size()));
-    buffers_.push_back(buffer);
-    return parent_.back();
-  }
-
-  // `from` becomes part of `into`.
-  void merge(int into, int from) {
-    Buffer &a = buffer(into), &b = buffer(from);
-    parent_[static_cast<size_t>(from)] = into;
-    a.bytes = std::max(a.bytes, b.bytes);
-    if (b.first >= 0 && !a.fixed) {
-      if (a.first < 0 || b.first < a.first) {
-        a.first = b.first;
-        a.first_phase = b.first_phase;
-      }
-      if (b.last > a.last) {
-        a.last = b.last;
-        a.last_phase = b.last_phase;
-      }
-    }
-    a.category = std::max(a.category, b.category);
-  }
-
-  void touch(ValueId id, int instant, int phase, int line) {
-    Buffer& touched = buffer(find(buffer_of_[static_cast<size_t>(id)]));
-    if (touched.fixed) {
-      return;
-    }
-    if (touched.first < 0) {
-      touched.first = instant;
-      touched.first_phase = phase;
-      touched.timeline = line;
-    }
-    touched.step_wide = touched.step_wide || touched.timeline != line;
-    touched.last = std::max(touched.last, instant);
-    touched.last_phase = std::max(touched.last_phase, phase);
-  }
-
-  void walk(const DeviceSpec& device, TimeLine& line, int index);
-  void share_storage(const TimeLine& line);
-  bool try_inplace(const Node& node, const Inplace& alias, int instant);
-
-  const Graph& graph_;
-  std::vector<int> buffer_of_;
-  std::vector<Buffer> buffers_;
-  std::vector<int> parent_;
-  std::unordered_map<ValueId, ValueId> alias_of_;   // new value of a state -> its target
-  std::vector<std::pair<NodeId, int>> workspaces_;  // node, buffer
-};
-
-// Lives of the values touched on one time line, each in a buffer of its own; then sharing.
-void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
-  int instant = 0;
-  // An input fed for the count phase is fed again for the forward phase: no life in between is
-  // needed, but one address must do for both, so it is kept free from the first to the last use.
-  for (size_t p = 0; p < line.phases.size(); ++p) {
-    const Phase& phase = *line.phases[p];
-    const int phase_index = static_cast<int>(p);
-    const int begin = instant;
-    for (const NodeId id : phase.nodes) {
-      const Node& node = graph_.node(id);
-      for (const ValueId input : node.inputs) {
-        if (input == kNoValue) {
-          continue;
-        }
-        const bool is_new = buffer_of_[static_cast<size_t>(input)] < 0;
-        if (is_new) {
-          TRAINRT_CHECK(graph_.value(input).kind == ValueKind::kInput,
-                        "value '",
-                        graph_.value(input).name,
-                        "' is read in phase ",
-                        phase_letter(phase.kind),
-                        " by '",
-                        node.name,
-                        "' but was not computed in a phase before it");
-          add(input, {.bytes = graph_.value(input).type.bytes()});
-          touch(input, begin, phase_index, index);
-        } else if (graph_.value(input).kind == ValueKind::kIntermediate) {
-          TRAINRT_CHECK(buffer(buffer_of_[static_cast<size_t>(input)]).fixed ||
-                            buffer(buffer_of_[static_cast<size_t>(input)]).timeline == index ||
-                            alias_of_.count(input) != 0,
-                        "value '",
-                        graph_.value(input).name,
-                        "' of a micro-batch is read by '",
-                        node.name,
-                        "' once per step");
-        }
-        if (!(graph_.value(input).kind == ValueKind::kIntermediate &&
-              alias_of_.count(input) != 0)) {
-          touch(input, instant, phase_index, index);
-        }
-      }
-      const bool communication = is_communication(node.op_type);
-      for (const ValueId output : node.outputs) {
-        if (output == kNoValue) {
-          continue;
-        }
-        if (alias_of_.count(output) != 0) {
-          continue;
-        }
-        add(output,
-            {.bytes = graph_.value(output).type.bytes(),
-             .category = communication ? Category::kCommunication : Category::kActivation});
-        touch(output, instant, phase_index, index);
-      }
-      // The executor itself packs for collectives, whatever kernels run.
-      const OpContext op(graph_, node);
-      const OpDef& def = get_op(node.op_type);
-      const int64_t workspace = !communication  ? workspace_bytes(op, device)
-                                : def.workspace ? def.workspace(op, device)
-                                                : 0;
-      if (workspace > 0) {
-        workspaces_.emplace_back(id,
-                                 add_buffer({.bytes = workspace,
-                                             .first = instant,
-                                             .last = instant,
-                                             .first_phase = phase_index,
-                                             .last_phase = phase_index,
-                                             .timeline = index,
-                                             .category = communication ? Category::kCommunication
-                                                                       : Category::kWorkspace}));
-      }
-      ++instant;
-    }
-    for (const ValueId fetch : phase.fetches) {
-      touch(fetch, instant, phase_index, index);
-    }
-    ++instant;  // the end of the phase, when the host reads
-  }
-  line.num_instants = std::max(1, instant);
-  share_storage(line);
-}
-
-// The output of `node` takes the storage of an input that is not read later.
-bool BufferPlan::try_inplace(const Node& node, const Inplace& alias, int instant) {
-  if (alias.output >= static_cast<int>(node.outputs.size()) ||
-      alias.input >= static_cast<int>(node.inputs.size())) {
-    return false;
-  }
-  const ValueId output = node.outputs[static_cast<size_t>(alias.output)];
-  const ValueId input = node.inputs[static_cast<size_t>(alias.input)];
-  if (output == kNoValue || input == kNoValue) {
-    return false;
-  }
-  const int from = buffer_of(output), into = buffer_of(input);
-  if (from == into) {
-    return true;
-  }
-  const Buffer &source = buffer(into), &target = buffer(from);
-  if (alias.always && source.fixed) {
-    merge(into, from);
-    return true;
-  }
-  // `target.first`: an output that shares an input's storage already does not take a second's.
-  if (source.fixed || source.step_wide || target.fixed || source.last != instant ||
-      target.first != instant || source.timeline != target.timeline ||
-      source.bytes != target.bytes) {
-    return false;
-  }
-  // Another input in the same storage would be overwritten while it is read.
-  int uses = 0;
-  for (const ValueId other : node.inputs) {
-    uses += other != kNoValue && buffer_of(other) == into ? 1 : 0;
-  }
-  if (uses != 1) {
-    return false;
-  }
-  merge(into, from);
-  return true;
-}
-
-void BufferPlan::share_storage(const TimeLine& line) {
-  int instant = 0;
-  // Views first: they lengthen the life of what they look at.
-  for (const Phase* phase : line.phases) {
-    for (const NodeId id : phase->nodes) {
-      const Node& node = graph_.node(id);
-      if (!get_op(node.op_type).view || node.inputs[0] == kNoValue) {
-        continue;
-      }
-      const int into = buffer_of(node.inputs[0]), from = buffer_of(node.outputs[0]);
-      if (into != from && !buffer(into).fixed && !buffer(from).fixed &&
-          buffer(into).timeline == buffer(from).timeline) {
-        merge(into, from);
-      }
-    }
-  }
-  for (const Phase* phase : line.phases) {
-    for (const NodeId id : phase->nodes) {
-      const Node& node = graph_.node(id);
-      // An output takes the storage of one input: with a second, two inputs would become one.
-      std::vector<int> placed;
-      for (const Inplace& alias : get_op(node.op_type).inplace) {
-        if (std::find(placed.begin(), placed.end(), alias.output) != placed.end()) {
-          continue;
-        }
-        const bool shared = try_inplace(node, alias, instant);
-        if (shared) {
-          placed.push_back(alias.output);
-        }
-        TRAINRT_CHECK(shared || !alias.always,
-                      "node '",
-                      node.name,
-                      "' (",
-                      node.op_type,
-                      ") works in place on '",
-                      graph_.value(node.inputs[static_cast<size_t>(alias.input)]).name,
-                      "', which is read later");
-      }
-      ++instant;
-    }
-    ++instant;
-  }
-}
 
 int64_t* breakdown_of(MemoryBreakdown& breakdown, ValueKind kind) {
   switch (kind) {
@@ -377,21 +28,26 @@ int64_t* breakdown_of(MemoryBreakdown& breakdown, ValueKind kind) {
   }
 }
 
-// Persistent values of all variants, by name, one after the other in order of first appearance.
-int64_t place_persistent(const Program& program,
-                         std::unordered_map<std::string, int64_t>* offsets,
-                         MemoryBreakdown* breakdown) {
-  int64_t end = 0;
+// Persistent values of all variants, by name, one after the other in order of first appearance;
+// offloaded ones in an arena of their own.
+std::unordered_map<std::string, PersistentAddress> place_persistent(const Program& program,
+                                                                    MemoryPlan* memory) {
+  std::unordered_map<std::string, PersistentAddress> addresses;
   for (const ProgramVariant& variant : program.variants) {
     for (const Value& value : variant.graph.values()) {
-      if (is_persistent(value.kind) && offsets->emplace(persistent_key(value), end).second) {
+      if (!is_persistent(value.kind)) {
+        continue;
+      }
+      const bool on_host = program.offload_optimizer && value.kind == ValueKind::kOptimizerState;
+      int64_t& end = on_host ? memory->host_bytes : memory->persistent_bytes;
+      if (addresses.emplace(persistent_key(value), PersistentAddress{end, on_host}).second) {
         const int64_t bytes = OffsetAssigner::align(value.type.bytes());
-        *breakdown_of(*breakdown, value.kind) += bytes;
         end += bytes;
+        *breakdown_of(memory->breakdown, value.kind) += on_host ? 0 : bytes;
       }
     }
   }
-  return end;
+  return addresses;
 }
 
 // Live bytes by category at each instant of a time line; the peak is where the sum is largest.
@@ -517,7 +173,11 @@ VariantMemory addresses(const ProgramVariant& variant,
   for (int i = 0; i < plan.buffers->num_buffers(); ++i) {
     const Buffer& buffer = plan.buffers->buffer(i);
     if (buffer.fixed) {
-      of_buffer[static_cast<size_t>(i)] = {ArenaRegion::kPersistent, buffer.fixed_offset, 0, 0};
+      of_buffer[static_cast<size_t>(i)] = {
+          buffer.on_host ? ArenaRegion::kHost : ArenaRegion::kPersistent,
+          buffer.fixed_offset,
+          0,
+          0};
     } else if (step_wide[static_cast<size_t>(i)] >= 0) {
       of_buffer[static_cast<size_t>(i)] = {
           ArenaRegion::kPersistent, step_wide[static_cast<size_t>(i)], 0, 0};
@@ -567,6 +227,7 @@ int64_t MemoryPlan::absolute_offset(const TensorAddress& address, int micro_batc
     case ArenaRegion::kNone:
       return 0;
     case ArenaRegion::kPersistent:
+    case ArenaRegion::kHost:
       return address.offset;
     case ArenaRegion::kTransient:
       return transient_base + address.offset;
@@ -581,8 +242,8 @@ int64_t MemoryPlan::absolute_offset(const TensorAddress& address, int micro_batc
 
 MemoryPlan plan_memory(const Program& program) {
   MemoryPlan memory;
-  std::unordered_map<std::string, int64_t> persistent;
-  memory.persistent_bytes = place_persistent(program, &persistent, &memory.breakdown);
+  const std::unordered_map<std::string, PersistentAddress> persistent =
+      place_persistent(program, &memory);
   const std::vector<int> stages = program.local_stages();
   memory.slot_bytes.assign(stages.size(), 0);
   memory.num_slots.assign(stages.size(), 0);

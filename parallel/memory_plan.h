@@ -34,7 +34,7 @@ struct Lifetime {
 inline constexpr int64_t kArenaAlignment = 64;
 int64_t assign_offsets(const std::vector<Lifetime>& lifetimes, std::vector<int64_t>* offsets);
 
-enum class ArenaRegion : uint8_t { kNone, kPersistent, kStash, kTransient };
+enum class ArenaRegion : uint8_t { kNone, kPersistent, kStash, kTransient, kHost };
 
 struct TensorAddress {
   ArenaRegion region = ArenaRegion::kNone;
@@ -69,10 +69,12 @@ struct MemoryPlan {
   int64_t transient_base = 0;       // = persistent_bytes
   int64_t transient_bytes = 0;      // the dynamic part, slots included
   int64_t arena_bytes = 0;          // = peak_bytes: what is allocated
-  MemoryBreakdown breakdown;        // at the instant of the peak; sums to arena_bytes
+  int64_t host_bytes = 0;     // a second arena in the host's memory: offloaded optimizer state
+  MemoryBreakdown breakdown;  // at the instant of the peak; sums to arena_bytes
   std::vector<VariantMemory> variants;
 
-  // Offset from the arena's start for the micro-batch `micro_batch` (ignored but for kStash).
+  // Offset from the start of the arena (kHost: the host's) for the micro-batch `micro_batch`
+  // (ignored but for kStash).
   int64_t absolute_offset(const TensorAddress& address, int micro_batch) const;
 };
 

@@ -310,6 +310,12 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   program.coordinates = rank_coordinates(plan_, rank);
   program.device = device;
   program.num_shards = num_shards(plan_);
+  program.offload_optimizer = plan_.offload_optimizer;
+  TRAINRT_REQUIRE(!plan_.offload_optimizer || device.backend == Backend::kCpu,
+                  kUnsupported,
+                  "rank ",
+                  rank,
+                  ": optimizer state is offloaded from CPU devices only; use --zero to shard it");
   const RankCoordinates& at = program.coordinates;
   const std::vector<MicroBatchCut>& cuts = cuts_[static_cast<size_t>(at.data_rank)];
   // A rank without samples is compiled for any size: what it runs does not depend on it.

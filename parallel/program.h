@@ -66,6 +66,7 @@ struct Program {
   std::vector<ProgramVariant> variants;   // [0]: the largest micro-batch size
   std::vector<MicroBatch> micro_batches;  // in order
   int64_t num_shards = 1;                 // logical shards of the step (--reduction exact)
+  bool offload_optimizer = false;         // optimizer state lies in the host's memory
   // Persistent tensors of which this rank holds a piece only, by name.
   std::map<std::string, TensorPiece> pieces;
   std::vector<Cell> cells;  // this rank's row: C, G, F, B, W, R, U in order

@@ -19,11 +19,13 @@ class Binder {
   Binder(BoundProgram& bound,
          size_t variant,
          std::byte* arena,
+         std::byte* host_arena,
          const std::vector<std::string>& input_names)
       : bound_(bound),
         variant_(bound.program->variants[variant]),
         memory_(bound.memory.variants[variant]),
         arena_(arena),
+        host_arena_(host_arena),
         input_names_(input_names) {}
 
   BoundTensor tensor(ValueId id) const {
@@ -71,7 +73,8 @@ class Binder {
 
  private:
   std::byte* address(const TensorAddress& at) const {
-    return arena_ + bound_.memory.absolute_offset(at, 0);
+    return (at.region == ArenaRegion::kHost ? host_arena_ : arena_) +
+           bound_.memory.absolute_offset(at, 0);
   }
 
   BoundNode node(NodeId id) const {
@@ -138,6 +141,7 @@ class Binder {
   const ProgramVariant& variant_;
   const VariantMemory& memory_;
   std::byte* arena_;
+  std::byte* host_arena_;
   const std::vector<std::string>& input_names_;
 };
 
@@ -145,10 +149,11 @@ class Binder {
 
 void bind_program(BoundProgram& bound,
                   std::byte* arena,
+                  std::byte* host_arena,
                   const std::vector<std::string>& input_names) {
   bound.variants.resize(bound.program->variants.size());
   for (size_t v = 0; v < bound.variants.size(); ++v) {
-    const Binder binder(bound, v, arena, input_names);
+    const Binder binder(bound, v, arena, host_arena, input_names);
     for (const Phase& phase : bound.program->variants[v].phases) {
       bound.variants[v].phases.push_back(binder.phase(phase));
     }

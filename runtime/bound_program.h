@@ -63,10 +63,11 @@ struct BoundProgram {
   std::map<std::string, BoundTensor> persistent;  // of all variants, by persistent_key()
 };
 
-// Makes all kernels. `arena` is the address of offset 0. Throws kUnsupported for a missing kernel
-// and kInternal for an input that `input_names` lacks.
+// Makes all kernels. `arena` and `host_arena` are the addresses of offset 0. Throws kUnsupported
+// for a missing kernel and kInternal for an input that `input_names` lacks.
 void bind_program(BoundProgram& bound,
                   std::byte* arena,
+                  std::byte* host_arena,
                   const std::vector<std::string>& input_names);
 
 // Fills bound.persistent: needs no arena.

@@ -28,6 +28,27 @@ Communicator& RankCommunicators::group(const std::string& name) const {
   return *found;
 }
 
+namespace {
+
+// Zeros in the host's memory, at a multiple of the arena's alignment.
+class HostArena {
+ public:
+  void allocate(int64_t bytes) {
+    memory_.assign(static_cast<size_t>(bytes + kArenaAlignment), std::byte{0});
+    void* start = memory_.data();
+    size_t room = memory_.size();
+    data_ = static_cast<std::byte*>(
+        std::align(static_cast<size_t>(kArenaAlignment), static_cast<size_t>(bytes), start, room));
+  }
+  std::byte* data() const { return data_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace
+
 struct Executor::Impl {
   Device& device;
   RankCommunicators communicators;
@@ -35,6 +56,7 @@ struct Executor::Impl {
   std::vector<BoundProgram> programs;
   size_t loaded = 0;  // the program in whose layout persistent tensors lie
   std::unique_ptr<DeviceBuffer> arena;
+  HostArena host_arena;
   std::vector<std::byte> scratch;  // for updates that are not in place
   StepResult totals;               // of the running step
   StepSums sums;                   // what they are added up from
@@ -44,7 +66,9 @@ struct Executor::Impl {
       : device(d), communicators(c), input_names(std::move(names)) {}
 
   std::byte* address(const BoundProgram& bound, const TensorAddress& at, int micro_batch) const {
-    return arena->data() + bound.memory.absolute_offset(at, micro_batch);
+    const bool on_host = at.region == ArenaRegion::kHost;
+    return (on_host ? host_arena.data() : arena->data()) +
+           bound.memory.absolute_offset(at, micro_batch);
   }
 
   // ---- persistent tensors --------------------------------------------------------------------
@@ -281,9 +305,10 @@ void Executor::load() {
   impl_->device.attach_thread();
   impl_->arena = impl_->device.allocate(arena_bytes());
   impl_->device.fill_zero(impl_->arena->data(), impl_->arena->bytes());
+  impl_->host_arena.allocate(host_bytes());
   for (BoundProgram& bound : impl_->programs) {
     bind_persistent(bound);
-    bind_program(bound, impl_->arena->data(), impl_->input_names);
+    bind_program(bound, impl_->arena->data(), impl_->host_arena.data(), impl_->input_names);
   }
   impl_->write_constants(impl_->programs.at(0));
   impl_->device.synchronize();
@@ -374,6 +399,14 @@ int64_t Executor::arena_bytes() const {
   int64_t bytes = 0;
   for (const BoundProgram& bound : impl_->programs) {
     bytes = std::max(bytes, bound.memory.arena_bytes);
+  }
+  return bytes;
+}
+
+int64_t Executor::host_bytes() const {
+  int64_t bytes = 0;
+  for (const BoundProgram& bound : impl_->programs) {
+    bytes = std::max(bytes, bound.memory.host_bytes);
   }
   return bytes;
 }

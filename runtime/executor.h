@@ -80,6 +80,7 @@ class Executor {
   std::vector<const Value*> persistent_values() const;
 
   int64_t arena_bytes() const;
+  int64_t host_bytes() const;  // beside it, in the host's memory: offloaded optimizer state
 
  private:
   struct Impl;

@@ -105,6 +105,32 @@ void check_degrees(const Options& options, int num_devices) {
       options.cluster.empty() ? "; --devices cpu:N or --nproc N makes N of this machine" : "");
 }
 
+// Flags that say how a plan is carried out and not which plan it is: they change its sums and
+// shares.
+void apply_execution_flags(const Options& options, Plan& plan) {
+  plan.sync_batch_norm = options.batch_norm == "sync";
+  plan.exact_reduction = options.reduction == "exact";
+  if (!plan.exact_reduction) {
+    return;
+  }
+  plan.logical_shards = options.logical_shards;
+  std::vector<double> weights;
+  for (const DataShare& share : plan.shares) {
+    weights.push_back(static_cast<double>(share.num_samples));
+  }
+  // Without a size given a micro-batch is a logical shard, whatever the data degree: only then are
+  // the bits the same for all of them.
+  plan.shares = make_exact_shares(plan.global_batch,
+                                  plan.data_parallel,
+                                  options.micro_batch_size,
+                                  weights,
+                                  plan.logical_shards);
+  plan.micro_batch_size = 0;
+  for (const DataShare& share : plan.shares) {
+    plan.micro_batch_size = std::max(plan.micro_batch_size, share.micro_batch_size);
+  }
+}
+
 // What the planner finds within the pins. Throws kInfeasiblePlan when nothing fits.
 Plan searched_plan(const Options& options, const TrainingJob& job, int num_devices) {
   PlanRequest request;
@@ -132,7 +158,7 @@ Plan searched_plan(const Options& options, const TrainingJob& job, int num_devic
                  remedies);
   }
   Plan plan = result.plan;
-  plan.exact_reduction = options.reduction == "exact";
+  apply_execution_flags(options, plan);
   return plan;
 }
 
@@ -225,7 +251,7 @@ Plan choose_plan(const Options& options,
     plan.model_hash = job.model->hash();
     plan.bind = job.bind.dims;
     plan.precision = job.precision;
-    plan.exact_reduction = options.reduction == "exact";
+    apply_execution_flags(options, plan);
     return plan;
   }
   const std::vector<std::byte> bytes = read_file(options.plan);
@@ -274,7 +300,11 @@ Plan resize_plan(const Plan& plan, int64_t num_samples) {
     several = several || share.num_micro_batches > 1;
   }
   resized.global_batch = num_samples;
-  resized.shares = make_shares(num_samples, plan.data_parallel, several ? micro_batch : 0, shares);
+  resized.shares =
+      plan.exact_reduction
+          ? make_exact_shares(
+                num_samples, plan.data_parallel, micro_batch, shares, plan.logical_shards)
+          : make_shares(num_samples, plan.data_parallel, several ? micro_batch : 0, shares);
   resized.micro_batch_size = 0;
   for (const DataShare& share : resized.shares) {
     resized.micro_batch_size = std::max(resized.micro_batch_size, share.micro_batch_size);

@@ -436,8 +436,6 @@ void check_flags(const Options& options) {
   const auto refuse = [](bool asked, const std::string& flag, const std::string& instead) {
     TRAINRT_REQUIRE(!asked, kInvalidArgument, flag, " is not carried out by this build; ", instead);
   };
-  refuse(options.reduction == "exact", "--reduction exact", "use --reduction fast");
-  refuse(options.batch_norm == "sync", "--batch-norm sync", "use --batch-norm local");
   refuse(options.max_tokens > 0, "--max-tokens", "use --batch-size");
   refuse(options.rebalance, "--rebalance", "give each rank its part with --shares");
   refuse(!options.trace.empty(), "run --trace", "'trainrt plan --trace' writes the predicted one");

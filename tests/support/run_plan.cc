@@ -96,11 +96,13 @@ PlanRun run_plan(const TrainingGraphFactory& factory,
       try {
         const Program& program = run.programs[rank];
         Groups groups(plan, *worlds[rank]);
-        const std::unique_ptr<Device> device =
-            make_cpu_device(static_cast<int>(rank), device_options);
+        // No device has a byte more than the plan asks for.
+        const MemoryPlan memory = plan_memory(program);
+        DeviceOptions own_options = device_options;
+        own_options.memory_limit = memory.arena_bytes;
+        const std::unique_ptr<Device> device = make_cpu_device(static_cast<int>(rank), own_options);
         device->attach_thread();
         Executor executor(*device, groups.view, input_names);
-        const MemoryPlan memory = plan_memory(program);
         const int index = executor.add_program(std::make_shared<Program>(program), memory);
         executor.load();
         run.arena_bytes[rank] = executor.arena_bytes();
