@@ -1,12 +1,16 @@
 // Models and data that do not fit each other, or have nothing to learn from: one clear message and
 // the exit code of the contract each.
 #include <gmock/gmock.h>
+#include <onnx/defs/parser.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
+#include "runtime/checkpoint.h"
 #include "tests/support/idx_file.h"
+#include "tests/support/paths.h"
 #include "tests/support/run_program.h"
 
 namespace trainrt {
@@ -73,11 +77,36 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
                 "h = Mul(x, w)\n[inverse] d = Det(h)\n[odd] y = Frobnicate(d)"));
     write("cycle.onnx", model(same, scale, "h = Add(z, w)\nz = Relu(h)\ny = Add(z, x)"));
     write("double.onnx", model(same, scale, "y = Mul(x, w)\ny = Relu(x)"));
+    write("embedding.onnx",
+          model("(int64[N, 4] x) => (float[N, 2] y)",
+                "float[3, 2] w = {1, 2, 3, 4, 5, 6}",
+                "e = Gather(w, x)\ny = ReduceMean<axes = [1], keepdims = 0>(e)"));
+    write("weights.bin", std::string(20, '\0'));
+    write("missing.onnx", external("no_such.bin"));
+    write("too_short.onnx", external("weights.bin"));
+    write("outside.onnx", external("../weights.bin"));
     write("empty.onnx", "");
     const std::string whole = folder_->file("whole.onnx");
     EXPECT_EQ(run_trainrt({"model", "lenet", "-o", whole}).exit_code, 0);
     const std::string bytes = testing::file_text(whole);
     write("truncated.onnx", bytes.substr(0, bytes.size() / 2));
+  }
+
+  // The dense model with its 48 bytes of weights in another file.
+  static std::string external(const std::string& location) {
+    onnx::ModelProto proto;
+    const std::string text = model("(float[N, 4] x) => (float[N, 3] y)",
+                                   "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}",
+                                   "y = MatMul(x, w)");
+    EXPECT_TRUE(onnx::OnnxParser::Parse(proto, text.c_str()).IsOK());
+    onnx::TensorProto& w = *proto.mutable_graph()->mutable_initializer(0);
+    w.clear_float_data();
+    w.clear_raw_data();
+    w.set_data_location(onnx::TensorProto::EXTERNAL);
+    onnx::StringStringEntryProto& entry = *w.add_external_data();
+    entry.set_key("location");
+    entry.set_value(location);
+    return proto.SerializeAsString();
   }
 
   static void write_data() {
@@ -142,6 +171,19 @@ const std::vector<BadData> kBadData = {
      {"run", "dense.onnx", "--data", "wide"},
      2,
      {"'images'", "float32[5]", "input 'x'", "float32[4]"}},
+    {"InputOfAnotherDtype",
+     {"run", "embedding.onnx", "--data", "good"},
+     2,
+     {"'images'", "float32", "input 'x'", "int64"}},
+    {"ExternalDataMissing", {"run", "missing.onnx", "--data", "good"}, 3, {"'w'", "no_such.bin"}},
+    {"ExternalDataTooShort",
+     {"run", "too_short.onnx", "--data", "good"},
+     3,
+     {"'w'", "weights.bin"}},
+    {"ExternalDataOutside",
+     {"run", "outside.onnx", "--data", "good"},
+     3,
+     {"'w'", "../weights.bin"}},
     {"ClassBeyondTheOutput",
      {"run", "dense.onnx", "--data", "class_3_of_3"},
      2,
@@ -219,6 +261,31 @@ TEST(BadCheckpointTest, ACheckpointOfAnotherModelIsRefused) {
   const ProgramResult result = run(b);
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("step-00000002' is of another model than '" + b));
+}
+
+TEST(BadCheckpointTest, ASaveThatFailsLeavesTheOneBefore) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("m.onnx"), checkpoints = folder.file("ck");
+  ASSERT_EQ(run_trainrt({"model", "lenet", "-o", file}).exit_code, 0);
+  ASSERT_EQ(run_trainrt({"run", file, "--steps", "1", "--checkpoint-dir", checkpoints}).exit_code,
+            0);
+  // No file may grow beyond 64 KiB: to the program the same as a full disk.
+  const int status = std::system(concat("trap '' XFSZ; ulimit -f 64; '",
+                                        testing::trainrt_binary(),
+                                        "' run '",
+                                        file,
+                                        "' --steps 2 --resume --checkpoint-dir '",
+                                        checkpoints,
+                                        "' 2> '",
+                                        folder.file("err"),
+                                        "' > /dev/null")
+                                     .c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 5);
+  EXPECT_THAT(testing::file_text(folder.file("err")), HasSubstr("File too large"));
+  EXPECT_THAT(checkpoint_steps(checkpoints), ::testing::ElementsAre(1));
+  EXPECT_EQ(run_trainrt({"run", file, "--steps", "2", "--resume", "--checkpoint-dir", checkpoints})
+                .exit_code,
+            0);
 }
 
 TEST(BadBatchTest, ABatchLargerThanTheDataIsCutToIt) {

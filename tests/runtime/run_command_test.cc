@@ -207,5 +207,43 @@ TEST_F(RunCommandTest, SeveralMicroBatchesGiveTheGradientOfOne) {
   }
 }
 
+TEST_F(RunCommandTest, DropoutDrawsTheSameInEverySplit) {
+  // Samples of three rows each, merged before Dropout.
+  write_text(model_,
+             "<ir_version: 8, opset_import: [\"\" : 17]>\n"
+             "g (float[N, 3, 4] x) => (float[N, 3] y)\n"
+             "<float[4, 2] w = {0.1, 0.2, -0.3, 0.4, -0.5, 0.6, 0.7, -0.8}, float half = {0.5},\n"
+             " bool on = {1}, int64[2] flat = {-1, 4}, int64[3] apart = {-1, 3, 2},\n"
+             " float[6, 3] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0},\n"
+             " int64[2] join = {-1, 6}>\n"
+             "{\n"
+             "  rows = Reshape(x, flat)\n  h = MatMul(rows, w)\n  d = Dropout(h, half, on)\n"
+             "  a = Reshape(d, apart)\n  j = Reshape(a, join)\n  y = MatMul(j, v)\n"
+             "}\n");
+  const auto losses = [&](std::vector<std::string> split) {
+    const std::string file = folder_.file("drop.jsonl");
+    split.insert(split.end(),
+                 {"--steps", "4", "--precision", "fp64", "--threads", "1", "--metrics", file});
+    const ProgramResult result = run(split);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<double> list;
+    for (const nlohmann::json& line : metrics(file)) {
+      list.push_back(line["loss"].get<double>());
+    }
+    return list;
+  };
+  const std::vector<double> whole = losses({"--micro-batch-size", "32"});
+  for (const std::vector<std::string>& split :
+       std::vector<std::vector<std::string>>{{"--micro-batch-size", "1"},
+                                             {"--micro-batch-size", "5"},
+                                             {"--devices", "cpu:2", "--dp", "2"}}) {
+    const std::vector<double> parts = losses(split);
+    ASSERT_EQ(parts.size(), whole.size());
+    for (size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_NEAR(parts[i], whole[i], 1e-6 * whole[i]) << split[0] << " " << split[1];
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trainrt
