@@ -82,19 +82,22 @@ void collect(Message* message, std::vector<Message*>& all) {
 
 class Mutator {
  public:
-  explicit Mutator(unsigned seed) : random_(seed) {}
+  Mutator(onnx::ModelProto& model, unsigned seed) : model_(model), random_(seed) {}
 
-  void mutate(onnx::ModelProto& model) {
-    collect(&model, messages_);
+  void mutate() {
     const uint64_t changes = 1 + below(3);
     for (uint64_t i = 0; i < changes; ++i) {
+      find_messages();
       change(messages_[below(messages_.size())]);
-      messages_.clear();  // a change may have freed some
-      collect(&model, messages_);
     }
   }
 
  private:
+  void find_messages() {
+    messages_.clear();
+    collect(&model_, messages_);
+  }
+
   uint64_t below(uint64_t n) { return random_() % n; }
 
   int64_t integer(int64_t old) {
@@ -150,6 +153,7 @@ class Mutator {
   }
 
   void change(Message* message) {
+    find_messages();  // choosing another member of a union frees the old one
     const google::protobuf::Descriptor& descriptor = *message->GetDescriptor();
     if (descriptor.field_count() == 0) {
       return;
@@ -271,6 +275,7 @@ class Mutator {
     }
   }
 
+  onnx::ModelProto& model_;
   std::minstd_rand random_;
   std::vector<Message*> messages_;
 };
@@ -292,7 +297,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data,
   if (seed % 2 == 0 || !model.ParseFromArray(data, static_cast<int>(size))) {
     return LLVMFuzzerMutate(data, size, max_size);
   }
-  Mutator(seed).mutate(model);
+  Mutator(model, seed).mutate();
   const std::string bytes = model.SerializeAsString();
   if (bytes.size() > max_size) {
     return LLVMFuzzerMutate(data, size, max_size);
