@@ -140,10 +140,17 @@ using TypeTable = std::map<std::string, DeviceType>;
 // An entry of `devices:`: an override of a catalogue device when the name is known there or under
 // `base`, else a new one, which must then be complete.
 DeviceType read_device_type(const Reader& reader, const std::string& name, const YAML::Node& node) {
-  reader.check_map(
-      node,
-      "device type '" + name + "'",
-      {"base", "memory", "reserved", "speed", "flops", "memory_bandwidth", "sms", "architecture"});
+  reader.check_map(node,
+                   "device type '" + name + "'",
+                   {"base",
+                    "memory",
+                    "reserved",
+                    "speed",
+                    "flops",
+                    "memory_bandwidth",
+                    "sms",
+                    "architecture",
+                    "efficiency"});
   DeviceType type;
   const std::string base = node["base"] ? Reader::text(node["base"]) : name;
   const std::optional<CatalogueEntry> known = match_device(base);
@@ -185,6 +192,13 @@ DeviceType read_device_type(const Reader& reader, const std::string& name, const
     for (const auto& entry : node["flops"]) {
       const std::string precision = entry.first.as<std::string>();
       type.flops[precision] = reader.number(entry.second, precision);
+    }
+  }
+  if (node["efficiency"]) {
+    reader.check_map(node["efficiency"], "efficiency", efficiency_names());
+    for (const auto& entry : node["efficiency"]) {
+      const std::string figure = entry.first.as<std::string>();
+      type.efficiency[figure] = reader.number(entry.second, figure);
     }
   }
   return type;

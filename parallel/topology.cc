@@ -17,6 +17,7 @@ const std::vector<LinkType>& links() {
       {"nvlink2", LinkKind::kNvLink, 150e9},
       {"nvlink3", LinkKind::kNvLink, 300e9},
       {"nvlink4", LinkKind::kNvLink, 450e9},
+      {"nvlink4-mesh", LinkKind::kNvLink, 450e9},  // four devices wired pairwise, without a switch
       {"nvlink5", LinkKind::kNvLink, 900e9},
       {"nvlink-bridge", LinkKind::kNvLink, 50e9},
       {"pcie3", LinkKind::kPcie, 16e9},
@@ -168,6 +169,21 @@ LinkType find_link(const std::string& name) {
                "'",
                did_you_mean(name, link_names()),
                "; known: nvlink1..5, pcie3..5, infiniband-{edr,hdr,ndr}, ethernet-{1..400}g");
+}
+
+const std::vector<std::string>& efficiency_names() {
+  static const std::vector<std::string> kNames = {"matmul",
+                                                  "small_tile_loss",
+                                                  "prologue_k",
+                                                  "attention",
+                                                  "roofline_leak",
+                                                  "memory",
+                                                  "memory_ramp_bytes",
+                                                  "vector",
+                                                  "launch_seconds",
+                                                  "gap_seconds",
+                                                  "overlap_slowdown"};
+  return kNames;
 }
 
 std::vector<std::string> link_names() {

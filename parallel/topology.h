@@ -21,6 +21,8 @@ struct DeviceType {
   double sustained = 1;         // matrix clock under the power limit, relative to the full part
   int num_sms = 1;
   std::map<std::string, double> flops;
+  // Figures found on such a device that replace its architecture's, by efficiency_names().
+  std::map<std::string, double> efficiency;
 
   bool is_cpu() const { return architecture == "cpu"; }
   // The rate at `precision`, times `speed`. Falls from tf32 to fp32, where a device has no TF32;
@@ -96,5 +98,9 @@ GroupLinks group_links(const Topology& topology, const std::vector<int>& devices
 // "nvlink3", "infiniband-hdr", "ethernet-25g" ...; throws kInvalidArgument with near names.
 LinkType find_link(const std::string& name);
 std::vector<std::string> link_names();
+
+// What a device file may say of how near a device comes to its data sheet; planner/cost_model gives
+// their meaning, units and ranges.
+const std::vector<std::string>& efficiency_names();
 
 }  // namespace trainrt

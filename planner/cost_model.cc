@@ -7,11 +7,13 @@
 // padded to 8 elements (fp16) and a row length that is no multiple of 8 halves the load width.
 //
 // Ranges of the constants: matmul_efficiency 0.70 to 0.90 of dense peak on A100 (cuBLAS at 4k to
-// 16k: 250 to 280 of 312 TFLOP/s), 0.62 to 0.80 on H100 (power-limited, 620 to 780 of 989), 0.65 to
-// 0.80 on B200, 0.70 to 0.85 on V100, 0.40 to 0.70 on T4 (70 W); memory_efficiency 0.75 to 0.93 of
-// the data sheet (STREAM-like kernels); launch_seconds 2 to 10 us (AutoParallel measured 7);
-// overlap_slowdown 1.1 to 1.3 (Galvatron measured 1.126). tests/planner/cost_model_test.cc holds
-// them to these.
+// 16k: 250 to 280 of 312 TFLOP/s), 0.62 to 0.80 on H100 (power-limited, 620 to 780 of 989), 0.45 to
+// 0.70 on B200 (SimuMax's table of 50 products in configs/system/b200_bf16_ceperm.json: 0.45 to
+// 0.49 for those that last, 0.6 for those too short to reach the power limit; its attention 0.44
+// forward, 0.36 backward, its memory 0.67 of 8 TB/s), 0.70 to 0.85 on V100, 0.40 to 0.70 on T4 (70
+// W); memory_efficiency 0.75 to 0.93 of the data sheet (STREAM-like kernels); launch_seconds 2 to
+// 10 us (AutoParallel measured 7); overlap_slowdown 1.1 to 1.3 (Galvatron measured 1.126).
+// tests/planner/cost_model_test.cc holds them to these.
 #include "planner/cost_model.h"
 
 #include <algorithm>
@@ -55,15 +57,44 @@ DeviceConstants constants_for(const std::string& architecture) {
     c.memory_efficiency = 0.88;
     c.attention_efficiency = 0.28;
   } else if (architecture == "blackwell") {
-    c.matmul_efficiency = 0.65;
-    c.attention_efficiency = 0.25;
-    c.memory_efficiency = 0.88;
+    c.matmul_efficiency = 0.49;
+    c.attention_efficiency = 0.44;
+    c.memory_efficiency = 0.69;
   }
   return c;
 }
 
+const std::vector<NamedConstant>& named_constants() {
+  using C = DeviceConstants;
+  static const std::vector<NamedConstant> kNamed = {
+      {"matmul", &C::matmul_efficiency, 0.35, 0.95},
+      {"small_tile_loss", &C::small_tile_loss, 0, 0.6},
+      {"prologue_k", &C::prologue_k, 16, 512},
+      {"attention", &C::attention_efficiency, 0.15, 0.75},
+      {"roofline_leak", &C::roofline_leak, 0, 0.6},
+      {"memory", &C::memory_efficiency, 0.6, 0.95},
+      {"memory_ramp_bytes", &C::memory_ramp_bytes, 0, 16e6},
+      {"vector", &C::vector_efficiency, 0.1, 0.9},
+      {"launch_seconds", &C::launch_seconds, 1e-6, 10e-6},
+      {"gap_seconds", &C::gap_seconds, 0, 5e-6},
+      {"overlap_slowdown", &C::overlap_slowdown, 1, 1.5},
+  };
+  return kNamed;
+}
+
+DeviceConstants constants_for(const DeviceType& device) {
+  DeviceConstants constants = constants_for(device.architecture);
+  for (const NamedConstant& constant : named_constants()) {
+    const auto known = device.efficiency.find(constant.name);
+    if (known != device.efficiency.end()) {
+      constants.*constant.field = known->second;
+    }
+  }
+  return constants;
+}
+
 CostModel::CostModel(const DeviceType& device, const std::string& precision)
-    : CostModel(device, precision, constants_for(device.architecture)) {}
+    : CostModel(device, precision, constants_for(device)) {}
 
 CostModel::CostModel(const DeviceType& device,
                      const std::string& precision,
@@ -93,7 +124,7 @@ double CostModel::matmul_seconds(const MatmulDims& dims) const {
     // A tile's operand traffic grows as its perimeter over its area: linear in log area.
     const double efficiency = 1 + constants_.small_tile_loss * std::log2(area) / 4;
     const double count = batch * ceil_div(m, tile[0]) * ceil_div(n, tile[1]);
-    for (double split = 1; split <= 16; split *= 2) {
+    for (const double split : {1, 2, 4, 8, 16}) {
       const double waves = ceil_div(count * split, sms);
       const double seconds =
           waves * 2 * tile[0] * tile[1] *

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "graph/cost.h"
 #include "parallel/topology.h"
@@ -28,6 +29,17 @@ struct DeviceConstants {
 };
 
 DeviceConstants constants_for(const std::string& architecture);
+// The architecture's, with what is known of this device in their place.
+DeviceConstants constants_for(const DeviceType& device);
+
+// A constant under the name that a device file gives it (efficiency_names()), and between which
+// values hardware can lie.
+struct NamedConstant {
+  std::string name;
+  double DeviceConstants::*field;
+  double low, high;
+};
+const std::vector<NamedConstant>& named_constants();
 
 class CostModel {
  public:
