@@ -8,8 +8,10 @@
 //
 // Effective link rates: NCCL counts an NVLink 3 as 20 GB/s of 25 and an NVLink 4 as 20.6 of 25
 // (graph/topo.h); measured all-reduces reach 229 GB/s of 300 on A100 and 134 of 150 on V100.
-// Network: 45 of 50 GB/s per host (BigScience logs), hence 0.9. PCIe 4: 24 of 32 GB/s is NCCL's own
-// figure.
+// InfiniBand: 44.7 of 50 GB/s (Galvatron's table, 16 GPUs on two hosts), hence 0.9. Omni-Path,
+// which NCCL does not reach past host memory: 10.6, 6.8 and 5.1 of 50 GB/s (BigScience's three
+// logs), the mean 0.15. TCP over Ethernet: 0.75, from AMP's steps without tensor parallelism (its
+// others are predicted better for it). PCIe 4: 24 of 32 GB/s is NCCL's own figure.
 #include "planner/collective_cost.h"
 
 #include <algorithm>
@@ -89,7 +91,7 @@ struct Model {
       bus = effective_intra_bandwidth(group.intra);
     }
     if (group.num_hosts > 1) {
-      bus = std::min(bus, effective_inter_bandwidth(group.host_bandwidth));
+      bus = std::min(bus, effective_inter_bandwidth(group.inter, group.host_bandwidth));
     }
     return bus;
   }
@@ -176,21 +178,25 @@ double effective_intra_bandwidth(const LinkType& link) {
   if (link.name == "nvlink2" || link.name == "nvlink1") {
     return 0.88 * link.bandwidth;
   }
+  if (link.name == "nvlink5") {
+    return 0.67 * link.bandwidth;
+  }
   switch (link.kind) {
     case LinkKind::kNvLink:
       return 0.79 * link.bandwidth;
     case LinkKind::kPcie:
       return 0.75 * link.bandwidth;
     case LinkKind::kNetwork:
-      return effective_inter_bandwidth(link.bandwidth);
+      return effective_inter_bandwidth(link, link.bandwidth);
     case LinkKind::kSharedMemory:
       return link.bandwidth;
   }
   return link.bandwidth;
 }
 
-double effective_inter_bandwidth(double raw) {
-  return 0.9 * raw;
+double effective_inter_bandwidth(const LinkType& link, double raw) {
+  const bool sockets = link.name.starts_with("ethernet");
+  return (link.name.starts_with("omni-path") ? 0.15 : sockets ? 0.75 : 0.9) * raw;
 }
 
 CollectiveTime collective_time(Collective kind,
@@ -204,9 +210,9 @@ CollectiveTime collective_time(Collective kind,
   CollectiveTime best;
   if (group.intra.kind == LinkKind::kSharedMemory) {
     const double bandwidth =
-        group.num_hosts > 1
-            ? std::min(group.intra.bandwidth, effective_inter_bandwidth(group.host_bandwidth))
-            : group.intra.bandwidth;
+        group.num_hosts > 1 ? std::min(group.intra.bandwidth,
+                                       effective_inter_bandwidth(group.inter, group.host_bandwidth))
+                            : group.intra.bandwidth;
     const double n = group.num_ranks;
     const double traffic = (model.all_reduce() ? 2 : 1) * (n - 1) / n;
     return {kSharedMemoryLatency * model.steps() + traffic * bytes / bandwidth, "ring/host"};
@@ -225,7 +231,8 @@ CollectiveTime collective_time(Collective kind,
   }
   const bool nvls = (model.gen == "Hopper" || model.gen == "Blackwell") && group.num_hosts == 1 &&
                     group.num_ranks > 2 && group.intra.kind == LinkKind::kNvLink &&
-                    kind != Collective::kAllToAll && kind != Collective::kBroadcast;
+                    group.intra.name != "nvlink4-mesh" && kind != Collective::kAllToAll &&
+                    kind != Collective::kBroadcast;
   if (nvls) {
     offer(model.nvls(), bytes, "nvls/simple", &best);
   }
@@ -235,7 +242,7 @@ CollectiveTime collective_time(Collective kind,
 double send_time(double bytes, const GroupLinks& pair) {
   if (pair.num_hosts > 1) {
     return constant("hwLatency", "Net/Ring/Simple") * 1e-6 +
-           bytes / effective_inter_bandwidth(pair.host_bandwidth);
+           bytes / effective_inter_bandwidth(pair.inter, pair.host_bandwidth);
   }
   if (pair.intra.kind == LinkKind::kSharedMemory) {
     return kSharedMemoryLatency + bytes / pair.intra.bandwidth;

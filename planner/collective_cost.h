@@ -28,6 +28,7 @@ double send_time(double bytes, const GroupLinks& pair);
 
 // What links give of their raw rate to a stream of large messages.
 double effective_intra_bandwidth(const LinkType& link);
-double effective_inter_bandwidth(double raw_bytes_per_second);
+// `raw_bytes_per_second`: what a group has of such links.
+double effective_inter_bandwidth(const LinkType& link, double raw_bytes_per_second);
 
 }  // namespace trainrt

@@ -116,6 +116,9 @@ class Profiler {
 
   void emit(const Node& node, int factor, PhaseProfile* phase) const {
     Cost cost = node_cost(node, factor);
+    if (request_.rearranges_images && node.op_type.starts_with("Conv")) {
+      phase->stream(2 * cost.bytes);
+    }
     if (cost.bytes > 0 || cost.flops > 0 || !cost.matmuls.empty()) {
       phase->kernel(std::move(cost), is_fused_attention(node));
     }

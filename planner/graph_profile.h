@@ -24,6 +24,9 @@ struct GraphProfileRequest {
   // Bytes of a float element where the graph holds float32: 4, or 2 when 16-bit numbers stand for
   // it outside the update.
   double float_bytes = 4;
+  // Convolutions of an engine that keeps images channels first, where the device multiplies
+  // channels last: each image is rearranged before and after.
+  bool rearranges_images = false;
 };
 
 struct GraphProfile {

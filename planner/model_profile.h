@@ -45,6 +45,7 @@ struct BlockClass {
   PhaseProfile input_grad;  // what the blocks before wait for
   PhaseProfile weight_grad;
   PhaseProfile selective;  // run again before backward under selective recompute; full: `forward`
+  bool recomputed = true;  // false: keeps what it needs under any recompute
   double parameters = 0;   // elements on this tensor rank
   double shared_parameters =
       0;  // of them: copies of an earlier block's (tied head), reduced with it

@@ -22,7 +22,8 @@ double side_by_side(double compute, double communication, double slowdown) {
 PricedPhase price(const PhaseProfile& phase,
                   const CostModel& cost,
                   const GroupLinks& group,
-                  const Engine& engine) {
+                  const Engine& engine,
+                  double launch_seconds) {
   PricedPhase priced;
   double products = 0;
   for (const KernelProfile& kernel : phase.kernels) {
@@ -39,10 +40,11 @@ PricedPhase price(const PhaseProfile& phase,
     const double hidden = std::min(products, priced.communication) * 0.75;
     priced.communication -= hidden * (2 - cost.constants().overlap_slowdown);
   }
-  // An interpreter runs ahead of the device until it is the slower of the two.
+  // An interpreter runs ahead of the device until it is the slower of the two; unless it waits.
   const double host =
-      engine.launch_seconds * static_cast<double>(phase.kernels.size() + phase.collectives.size());
-  priced.compute = std::max(priced.compute, host - priced.communication);
+      launch_seconds * static_cast<double>(phase.kernels.size() + phase.collectives.size());
+  priced.compute = engine.waits_for_device ? priced.compute + host
+                                           : std::max(priced.compute, host - priced.communication);
   return priced;
 }
 
@@ -54,10 +56,12 @@ PricedProfile::PricedProfile(const ModelProfile& profile,
                              const Engine& engine) {
   for (const BlockClass& block : profile.classes) {
     PricedClass priced;
-    priced.forward = price(block.forward, cost, tensor_group, engine);
-    priced.input_grad = price(block.input_grad, cost, tensor_group, engine);
-    priced.weight_grad = price(block.weight_grad, cost, tensor_group, engine);
-    priced.selective = price(block.selective, cost, tensor_group, engine);
+    priced.forward = price(block.forward, cost, tensor_group, engine, engine.launch_seconds);
+    priced.input_grad =
+        price(block.input_grad, cost, tensor_group, engine, engine.backward_launch_seconds);
+    priced.weight_grad =
+        price(block.weight_grad, cost, tensor_group, engine, engine.backward_launch_seconds);
+    priced.selective = price(block.selective, cost, tensor_group, engine, engine.launch_seconds);
     classes_.push_back(priced);
   }
 }
@@ -95,7 +99,7 @@ class StepPricer {
         topology_(*request.topology),
         engine_(*request.engine),
         layout_(*request.layout),
-        slowdown_(constants_for(type(0).architecture).overlap_slowdown) {
+        slowdown_(constants_for(type(0)).overlap_slowdown) {
     check();
   }
 
@@ -104,9 +108,7 @@ class StepPricer {
     std::vector<double> by_class;
     for (size_t i = 0; i < profile_.classes.size(); ++i) {
       const PricedClass& p = prices.of_class(static_cast<int>(i));
-      const double again = layout_.recompute == RecomputeMode::kFull        ? p.forward.total()
-                           : layout_.recompute == RecomputeMode::kSelective ? p.selective.total()
-                                                                            : 0;
+      const double again = recomputed_phase(static_cast<int>(i), p).total();
       by_class.push_back(p.forward.total() + p.input_grad.total() + p.weight_grad.total() + again);
     }
     std::vector<double> seconds;
@@ -272,7 +274,8 @@ class StepPricer {
     const auto in_parts = [&](Collective kind, double bytes) {
       return parts * collective_time(kind, bytes / parts, group, architecture).seconds;
     };
-    const double gather = in_parts(Collective::kAllGather, 2 * block.parameters);
+    const double gather = in_parts(Collective::kAllGather, 2 * block.parameters) +
+                          parts * layout_.data * engine_.gather_call_seconds;
     const double again =
         engine_.regathers && layout_.recompute != RecomputeMode::kNone ? gather : 0;
     const double reduce =
@@ -297,12 +300,7 @@ class StepPricer {
     for (int b = layout_.first_block[s]; b < last_block(s); ++b) {
       const int index = profile_.blocks[static_cast<size_t>(b)];
       const PricedClass& p = prices.of_class(index);
-      PricedPhase again;
-      if (layout_.recompute == RecomputeMode::kFull) {
-        again = p.forward;
-      } else if (layout_.recompute == RecomputeMode::kSelective) {
-        again = p.selective;
-      }
+      const PricedPhase again = recomputed_phase(index, p);
       const double forward = p.forward.total();
       const double backward = p.input_grad.total() + p.weight_grad.total() + again.total();
       result.communication += p.forward.communication + p.input_grad.communication +
@@ -321,6 +319,21 @@ class StepPricer {
       }
     }
     return result;
+  }
+
+  // What runs again before a block's backward.
+  PricedPhase recomputed_phase(int block_class, const PricedClass& p) const {
+    if (!profile_.classes[static_cast<size_t>(block_class)].recomputed) {
+      return {};
+    }
+    switch (layout_.recompute) {
+      case RecomputeMode::kFull:
+        return p.forward;
+      case RecomputeMode::kSelective:
+        return p.selective;
+      default:
+        return {};
+    }
   }
 
   double transfer_seconds(size_t s, int data_rank) const {

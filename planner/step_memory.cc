@@ -33,7 +33,7 @@ struct Sums {
   double largest_parameters = 0;
   double stash = 0;  // of all virtual stages of the rank together
   double transient = 0;
-  double whole_stash = 0;  // the largest block's, without recompute
+  double whole_stash = 0;  // the largest recomputed block's, without recompute
 };
 
 Sums sum_stage(const ModelProfile& profile, const Layout& layout, int stage) {
@@ -49,7 +49,9 @@ Sums sum_stage(const ModelProfile& profile, const Layout& layout, int stage) {
       sums.largest_parameters = std::max(sums.largest_parameters, block.parameters);
       sums.stash += block.stash_bytes[mode];
       sums.transient = std::max(sums.transient, block.transient_bytes);
-      sums.whole_stash = std::max(sums.whole_stash, block.stash_bytes[0]);
+      if (block.recomputed) {
+        sums.whole_stash = std::max(sums.whole_stash, block.stash_bytes[0]);
+      }
     }
   }
   return sums;
@@ -78,12 +80,15 @@ MemoryBreakdown stage_breakdown(const ModelProfile& profile,
   if (layout.recompute != RecomputeMode::kNone) {
     bytes.activations += whole(sums.whole_stash);
   }
-  bytes.workspace = whole(sums.transient);
+  bytes.workspace = whole(sums.transient + engine.library_bytes);
   if (zero >= 3) {  // the running unit, the next one, and a gradient of one unit
     bytes.communication =
         whole(2 * 2 * sums.largest_parameters + engine.reduce_bytes * sums.largest_parameters);
   } else if (layout.pipeline > 1) {
     bytes.communication = whole(4 * profile.block(0).output_bytes);
+  }
+  if (zero == 1 || zero == 2) {
+    bytes.communication += whole(engine.bucket_bytes);
   }
   return bytes;
 }

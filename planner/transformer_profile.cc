@@ -1,5 +1,5 @@
-// Per layer and tensor rank, with e = 2 bytes and x = seq * micro_batch * hidden: two norms, QKV
-// product, attention (s x s products, or one fused kernel), projection, MLP of two or three
+// Per layer and tensor rank, with e bytes an element and x = seq * micro_batch * hidden: two norms,
+// QKV product, attention (s x s products, or one fused kernel), projection, MLP of two or three
 // products, and the element-wise kernels between. Saved tensors are those of Korthikanti et al.
 // 2022, section 4.1: 10x outside the tensor-parallel parts (4 norm inputs, 4 product inputs, 2
 // dropout masks), 24x/t inside, 5 a s^2 b / t for attention; without dropout the masks, and with
@@ -18,18 +18,20 @@ class LayerWriter {
               const Engine& engine,
               int64_t micro_batch,
               int tensor_parallel,
-              bool sequence_parallel)
+              bool sequence_parallel,
+              double element_bytes)
       : shape_(shape),
         engine_(engine),
         b_(micro_batch),
         t_(tensor_parallel),
-        sp_(sequence_parallel && tensor_parallel > 1) {}
+        sp_(sequence_parallel && tensor_parallel > 1),
+        e_(element_bytes) {}
 
   BlockClass layer() {
     const double x = tokens() * h();  // elements of the residual stream
     const double outside = sp_ ? x / t_ : x;
     norm(outside);
-    column(qkv_width() / t_, h());
+    column(qkv_width() / t_, h(), shape_.bias);
     if (shape_.gated) {
       rotary();
     }
@@ -37,32 +39,34 @@ class LayerWriter {
     row(h(), h() / t_);
     residual(outside);
     norm(outside);
-    column((shape_.gated ? 2 : 1) * f() / t_, h());
+    column((shape_.gated ? 2 : 1) * f() / t_, h(), shape_.bias);
     activation();
     row(h(), f() / t_);
     residual(outside);
     fill_stash(x);
+    select_recompute(x);
     block_.name = "layer";
-    block_.output_bytes = 2 * x;
+    block_.output_bytes = e_ * x;
     // The MLP's input and output gradients at once.
-    block_.transient_bytes = 2 * tokens() * ((shape_.gated ? 4 : 2) * f() / t_ + 2 * h());
+    block_.transient_bytes = e_ * tokens() * ((shape_.gated ? 4 : 2) * f() / t_ + 2 * h());
     return std::move(block_);
   }
 
   BlockClass embedding() {
     const double x = tokens() * h();
     block_.name = "embedding";
+    block_.recomputed = false;
     block_.parameters = v() / t_ * h();
-    block_.forward.stream(4 * x);
+    block_.forward.stream(2 * e_ * x);
     if (t_ > 1) {
-      block_.forward.collective(sp_ ? Collective::kReduceScatter : Collective::kAllReduce, 2 * x);
+      block_.forward.collective(sp_ ? Collective::kReduceScatter : Collective::kAllReduce, e_ * x);
     }
     if (shape_.dropout) {
-      block_.forward.stream(5 * x / (sp_ ? t_ : 1));
-      block_.weight_grad.stream(5 * x / (sp_ ? t_ : 1));
+      block_.forward.stream(masked() * x / (sp_ ? t_ : 1));
+      block_.weight_grad.stream(masked() * x / (sp_ ? t_ : 1));
     }
-    block_.weight_grad.stream(6 * x);
-    block_.output_bytes = 2 * x;
+    block_.weight_grad.stream(3 * e_ * x);
+    block_.output_bytes = e_ * x;
     block_.stash_bytes = {x, x, x};
     return std::move(block_);
   }
@@ -70,21 +74,29 @@ class LayerWriter {
   BlockClass head() {
     const double x = tokens() * h();
     block_.name = "head";
+    block_.recomputed = false;
     norm(sp_ ? x / t_ : x);
-    column(v() / t_, h());
+    column(v() / t_, h(), false);
     if (shape_.tied_head) {
       block_.shared_parameters = v() / t_ * h();
     }
-    // Loss on fp32 logits: cast, maximum, exponential and sum, division; backward one pass.
     const double logits = tokens() * v() / t_;
-    block_.forward.stream(6 * logits);
-    block_.forward.stream(4 * logits);
-    block_.forward.stream(12 * logits);
-    block_.input_grad.stream(8 * logits);
-    block_.input_grad.stream(6 * logits);
-    const double stash = (sp_ ? 4 * x / t_ : 4 * x) + 6 * logits;
+    double kept = 6 * logits;
+    if (engine_.fused_loss) {  // maximum and sum from the logits, their gradient in their place
+      kept = e_ * logits;
+      block_.forward.stream(e_ * logits);
+      block_.forward.stream(e_ * logits);
+      block_.input_grad.stream(2 * e_ * logits);
+    } else {  // a copy in fp32: cast, maximum, exponential and sum, division; backward one pass
+      block_.forward.stream((e_ + 4) * logits);
+      block_.forward.stream(4 * logits);
+      block_.forward.stream(12 * logits);
+      block_.input_grad.stream(8 * logits);
+      block_.input_grad.stream((4 + e_) * logits);
+    }
+    const double stash = (sp_ ? 2 * e_ * x / t_ : 2 * e_ * x) + kept;
     block_.stash_bytes = {stash, stash, stash};
-    block_.transient_bytes = 6 * logits;
+    block_.transient_bytes = kept;
     return std::move(block_);
   }
 
@@ -104,13 +116,15 @@ class LayerWriter {
             static_cast<int64_t>(n),
             static_cast<int64_t>(k)};
   }
-  static double matmul_bytes(const MatmulDims& d) {
-    return 2.0 * static_cast<double>(d.batch) *
+  // Reads and writes an element and the byte of its dropout mask.
+  double masked() const { return 2 * e_ + 1; }
+  double matmul_bytes(const MatmulDims& d) const {
+    return e_ * static_cast<double>(d.batch) *
            (static_cast<double>(d.m) * static_cast<double>(d.k) +
             static_cast<double>(d.k) * static_cast<double>(d.n) +
             static_cast<double>(d.m) * static_cast<double>(d.n));
   }
-  static void product(PhaseProfile* phase, const MatmulDims& d) {
+  void product(PhaseProfile* phase, const MatmulDims& d) const {
     phase->matmul(d, matmul_bytes(d));
   }
 
@@ -122,25 +136,25 @@ class LayerWriter {
         block_.input_grad.stream(1.5 * bytes * elements);
       }
     } else {
-      block_.forward.stream(4 * elements);
-      block_.input_grad.stream(6 * elements);
+      block_.forward.stream(2 * e_ * elements);
+      block_.input_grad.stream(3 * e_ * elements);
     }
     block_.parameters += (shape_.bias ? 2 : 1) * h();
   }
 
   // n outputs per token from k inputs, on this rank. Gradients: dx = dy W^T, dW = x^T dy.
-  void linear(double n, double k) {
+  void linear(double n, double k, bool bias) {
     product(&block_.forward, dims(1, tokens(), n, k));
     product(&block_.input_grad, dims(1, tokens(), k, n));
     product(&block_.weight_grad, dims(1, k, n, tokens()));
     // Accumulation into the gradient buffer: by the product itself, or by a pass of its own.
     if (engine_.fused_accumulation) {
-      block_.weight_grad.kernels.back().cost.bytes += n * k * (2 * engine_.gradient_bytes - 2);
+      block_.weight_grad.kernels.back().cost.bytes += n * k * (2 * engine_.gradient_bytes - e_);
     } else {
-      block_.weight_grad.stream(n * k * (2 * engine_.gradient_bytes + 2));
+      block_.weight_grad.stream(n * k * (2 * engine_.gradient_bytes + e_));
     }
-    if (shape_.bias) {
-      block_.weight_grad.stream(2 * tokens() * n);
+    if (bias) {
+      block_.weight_grad.stream(e_ * tokens() * n);
       block_.parameters += n;
     }
     block_.parameters += n * k;
@@ -148,9 +162,9 @@ class LayerWriter {
 
   // Input whole, output split over the tensor group: the input's gradient is a sum over it. Under
   // sequence parallelism the input is gathered, in backward once more for the weight gradient.
-  void column(double n, double k) {
-    const double bytes = 2 * tokens() * k;
-    linear(n, k);
+  void column(double n, double k, bool bias) {
+    const double bytes = e_ * tokens() * k;
+    linear(n, k, bias);
     if (t_ == 1) {
       return;
     }
@@ -170,8 +184,8 @@ class LayerWriter {
 
   // Input split, output a sum over the tensor group.
   void row(double n, double k) {
-    const double bytes = 2 * tokens() * n;
-    linear(n, k);
+    const double bytes = e_ * tokens() * n;
+    linear(n, k, shape_.bias);
     if (t_ == 1) {
       return;
     }
@@ -187,30 +201,47 @@ class LayerWriter {
     const double context = tokens() * h() / t_;
     for (PhaseProfile* phase : {&block_.forward, &block_.selective}) {
       product(phase, dims(batch, s(), s(), head_dim()));
-      phase->stream(4 * scores);
+      softmax(phase, scores, 2);
       if (shape_.dropout) {
-        phase->stream(5 * scores);
+        phase->stream(masked() * scores);
       }
       product(phase, dims(batch, s(), head_dim(), s()));
     }
-    block_.forward.stream(4 * context);  // context to [tokens, hidden]
-    block_.input_grad.stream(4 * context);
+    block_.forward.stream(2 * e_ * context);  // context to [tokens, hidden]
+    block_.input_grad.stream(2 * e_ * context);
     product(&block_.input_grad, dims(batch, s(), s(), head_dim()));  // d probabilities
     product(&block_.input_grad, dims(batch, s(), head_dim(), s()));  // d value
     if (shape_.dropout) {
-      block_.input_grad.stream(5 * scores);
+      block_.input_grad.stream(masked() * scores);
     }
-    block_.input_grad.stream(6 * scores);
+    softmax(&block_.input_grad, scores, 3);
     product(&block_.input_grad, dims(batch, s(), head_dim(), s()));  // d query
     product(&block_.input_grad, dims(batch, s(), head_dim(), s()));  // d key
-    block_.input_grad.stream(4 * context * qkv_width() / h());
+    block_.input_grad.stream(2 * e_ * context * qkv_width() / h());
+  }
+
+  // Megatron's kernel of scale, mask and softmax takes 16-bit numbers and a multiple of four heads
+  // of the micro-batch; else mask and softmax are passes over the scores, and for 16-bit ones so
+  // are a cast to fp32, the scale and the cast back. `tensors`: that the softmax reads and writes.
+  void softmax(PhaseProfile* phase, double scores, double tensors) const {
+    const bool fused = e_ == 2 && b_ * shape_.heads / t_ % 4 == 0;
+    if (!fused && e_ == 2) {
+      phase->stream(6 * scores);
+      phase->stream(8 * scores);
+      phase->stream(6 * scores);
+    }
+    const double element = fused ? e_ : 4;
+    if (!fused) {
+      phase->stream((2 * element + 1) * scores);
+    }
+    phase->stream(tensors * element * scores);
   }
 
   // One kernel; the causal half is skipped. Backward runs five products instead of two.
   void fused_attention() {
     const double batch = static_cast<double>(b_) * a() / t_;
     const double width = (shape_.causal ? 0.5 : 1) * s();
-    const double bytes = 2 * tokens() * (qkv_width() + h()) / t_;
+    const double bytes = e_ * tokens() * (qkv_width() + h()) / t_;
     Cost forward{0, bytes, {}}, backward{0, 3 * bytes, {}};
     for (int i = 0; i < 2; ++i) {
       forward.matmuls.push_back(dims(batch, s(), width, head_dim()));
@@ -226,11 +257,11 @@ class LayerWriter {
   void activation() {
     const double elements = tokens() * f() / t_;
     const double inputs = shape_.gated ? 2 : 1;
-    block_.forward.stream(2 * elements * (inputs + 1));
-    block_.input_grad.stream(2 * elements * (2 * inputs + 1));
+    block_.forward.stream(e_ * elements * (inputs + 1));
+    block_.input_grad.stream(e_ * elements * (2 * inputs + 1));
     if (!engine_.fused_elementwise && shape_.gated) {  // SiLU and product apart
-      block_.forward.stream(4 * elements);
-      block_.input_grad.stream(6 * elements);
+      block_.forward.stream(2 * e_ * elements);
+      block_.input_grad.stream(3 * e_ * elements);
     }
   }
 
@@ -238,8 +269,8 @@ class LayerWriter {
   void rotary() {
     const double elements = tokens() * (qkv_width() + h()) / 2 / t_;
     if (engine_.fused_elementwise) {
-      block_.forward.stream(4 * elements);
-      block_.input_grad.stream(4 * elements);
+      block_.forward.stream(2 * e_ * elements);
+      block_.input_grad.stream(2 * e_ * elements);
       return;
     }
     for (const double bytes : {6, 20, 6}) {
@@ -249,25 +280,58 @@ class LayerWriter {
   }
 
   void residual(double elements) {
-    block_.forward.stream((shape_.dropout ? 7 : 6) * elements);
+    block_.forward.stream((3 * e_ + (shape_.dropout ? 1 : 0)) * elements);
     if (shape_.dropout) {
-      block_.input_grad.stream(5 * elements);
+      block_.input_grad.stream(masked() * elements);
     } else {
-      block_.input_grad.stream(6 * elements);  // the two branches' gradients are added
+      block_.input_grad.stream(3 * e_ * elements);  // the two branches' gradients are added
     }
   }
 
   void fill_stash(double x) {
-    const double outside = (8 + (shape_.dropout ? 2 : 0)) * (sp_ ? x / t_ : x);
+    const double outside = (4 * e_ + (shape_.dropout ? 2 : 0)) * (sp_ ? x / t_ : x);
     const double kv = qkv_width() / h();
-    const double mlp = (shape_.gated ? 3 : 2) * 2 * tokens() * f() / t_;
-    const double inside = (2 * kv + 2) * x / t_ + mlp;
+    const double mlp = (shape_.gated ? 3 : 2) * e_ * tokens() * f() / t_;
+    const double inside = e_ * (kv + 1) * x / t_ + mlp;
     const double scores = static_cast<double>(b_) * a() / t_ * s() * s();
-    const double attention =
-        engine_.fused_attention ? 4 * tokens() * a() / t_ : (shape_.dropout ? 5 : 2) * scores;
+    const double attention = engine_.fused_attention ? 4 * tokens() * a() / t_
+                                                     : (shape_.dropout ? masked() : e_) * scores;
     block_.stash_bytes[0] = outside + inside + attention;
     block_.stash_bytes[1] = outside + inside;
-    block_.stash_bytes[2] = 2 * (sp_ ? x / t_ : x);
+    block_.stash_bytes[2] = e_ * (sp_ ? x / t_ : x);
+  }
+
+  // What other selections than the attention keep and run again.
+  void select_recompute(double x) {
+    if (engine_.selective != SelectiveRecompute::kEverySecondProduct) {
+      return;
+    }
+    PhaseProfile again;
+    for (const KernelProfile& kernel : block_.forward.kernels) {
+      if (kernel.cost.matmuls.empty()) {
+        again.kernels.push_back(kernel);
+      }
+    }
+    for (const TensorCollective& c : block_.forward.collectives) {
+      if (c.kind == Collective::kAllGather) {
+        again.collectives.push_back(c);
+      }
+    }
+    // Of query, key, value, attention's output, gate (or up), up and down products the second,
+    // fourth and sixth; without a gate the last is the sixth, and nothing needs it.
+    const double kv = (qkv_width() - h()) / 2 / t_;
+    product(&again, dims(1, tokens(), kv, h()));
+    product(&again, dims(1, tokens(), h(), h() / t_));
+    if (shape_.gated) {
+      product(&again, dims(1, tokens(), f() / t_, h()));
+    }
+    block_.selective = std::move(again);
+    const double attention = e_ * x / t_ + (engine_.fused_attention ? 4 * tokens() * a() / t_
+                                                                    : e_ * static_cast<double>(b_) *
+                                                                          a() / t_ * s() * s());
+    const double down = shape_.gated ? e_ * (sp_ ? x / t_ : x) : 0;
+    block_.stash_bytes[1] = e_ * (sp_ ? x / t_ : x) + e_ * x / t_ + e_ * tokens() * kv + attention +
+                            e_ * tokens() * f() / t_ + down;
   }
 
   const TransformerShape& shape_;
@@ -275,6 +339,7 @@ class LayerWriter {
   int64_t b_;
   int t_;
   bool sp_;
+  double e_;  // bytes of an activation's element
   BlockClass block_;
 };
 
@@ -305,12 +370,14 @@ ModelProfile transformer_profile(const TransformerShape& shape,
                                  const Engine& engine,
                                  int64_t micro_batch,
                                  int tensor_parallel,
-                                 bool sequence_parallel) {
+                                 bool sequence_parallel,
+                                 double element_bytes) {
   TRAINRT_REQUIRE(shape.layers > 0 && shape.hidden > 0 && shape.heads > 0 && shape.seq > 0,
                   kInvalidArgument,
                   "a Transformer needs layers, hidden, heads and seq");
   const auto writer = [&] {
-    return LayerWriter(shape, engine, micro_batch, tensor_parallel, sequence_parallel);
+    return LayerWriter(
+        shape, engine, micro_batch, tensor_parallel, sequence_parallel, element_bytes);
   };
   ModelProfile profile;
   profile.micro_batch = micro_batch;
@@ -324,6 +391,18 @@ ModelProfile transformer_profile(const TransformerShape& shape,
   profile.blocks.push_back(0);
   profile.blocks.insert(profile.blocks.end(), static_cast<size_t>(shape.layers), 1);
   profile.blocks.push_back(2);
+  if (engine.selective == SelectiveRecompute::kEverySecondLayer) {
+    BlockClass kept = profile.classes[1], recomputed = profile.classes[1];
+    kept.selective = {};
+    kept.stash_bytes[1] = kept.stash_bytes[0];
+    recomputed.selective = recomputed.forward;
+    recomputed.stash_bytes[1] = recomputed.stash_bytes[2];
+    profile.classes[1] = kept;
+    profile.classes.push_back(recomputed);
+    for (size_t layer = 2; layer + 1 < profile.blocks.size(); layer += 2) {
+      profile.blocks[layer] = 3;
+    }
+  }
   return profile;
 }
 

@@ -27,11 +27,12 @@ struct TransformerShape {
 double transformer_model_flops(const TransformerShape& shape);
 double transformer_parameters(const TransformerShape& shape);
 
-// Blocks: embedding, `layers` layers, head.
+// Blocks: embedding, `layers` layers, head. `element_bytes`: of an activation.
 ModelProfile transformer_profile(const TransformerShape& shape,
                                  const Engine& engine,
                                  int64_t micro_batch,
                                  int tensor_parallel,
-                                 bool sequence_parallel);
+                                 bool sequence_parallel,
+                                 double element_bytes = 2);
 
 }  // namespace trainrt

@@ -85,14 +85,31 @@ Open open_fields(const MeasuredRow& row) {
 
 class RowPricer {
  public:
-  RowPricer(const MeasuredRow& row, const Engine& engine, const ProfileBuilder& other_models)
+  RowPricer(const MeasuredRow& row,
+            const Engine& engine,
+            const ProfileBuilder& other_models,
+            const std::map<std::string, double>& efficiency)
       : row_(row), engine_(engine), other_models_(other_models), topology_(topology_of_row(row)) {
+    for (DeviceType& type : topology_.types) {
+      type.efficiency = efficiency;
+    }
     const std::string& architecture = topology_.types[0].architecture;
     if (engine.name == "megatron" && (architecture == "hopper" || architecture == "blackwell")) {
       engine_ = find_engine("megatron-core");  // what Megatron is since such devices exist
     }
     if (row.compiled) {
       engine_.fused_elementwise = true;
+    }
+    engine_.selective = row.selective.value_or(engine_.selective);
+    if (row.fused_loss) {
+      engine_.fused_loss = true;
+    }
+    if (!row.overlap) {
+      engine_.overlap_gradients = engine_.overlap_gather = engine_.overlap_tensor = false;
+    }
+    if (element_bytes() == 4) {  // weights are their own masters
+      engine_.weight_bytes = engine_.gradient_bytes = engine_.reduce_bytes = 4;
+      engine_.optimizer_bytes = 8;
     }
   }
 
@@ -102,8 +119,9 @@ class RowPricer {
     for (const int64_t b : open.micro_batches) {
       const bool sp = row_.sequence_parallel.value_or(row_.tensor > 1);
       const ModelProfile profile =
-          row_.model == "transformer" ? transformer_profile(row_.shape, engine_, b, row_.tensor, sp)
-                                      : other_models_(row_, engine_, b);
+          row_.model == "transformer"
+              ? transformer_profile(row_.shape, engine_, b, row_.tensor, sp, element_bytes())
+              : other_models_(row_, engine_, b);
       for (const int v : open.virtual_stages) {
         for (const RecomputeMode recompute : open.recompute) {
           consider(profile, b, v, recompute, &best);
@@ -115,6 +133,10 @@ class RowPricer {
   }
 
  private:
+  double element_bytes() const {
+    return row_.precision == "tf32" || row_.precision == "fp32" ? 4 : 2;
+  }
+
   void consider(
       const ModelProfile& profile, int64_t b, int v, RecomputeMode recompute, RowResult* best) {
     Layout layout;
@@ -144,6 +166,9 @@ class RowPricer {
     if (better) {
       best->predicted_seconds = step.seconds;
       best->predicted_memory = static_cast<double>(step.peak_bytes());
+      if (row_.with_context) {
+        best->predicted_memory += static_cast<double>(topology_.types[0].reserved_bytes);
+      }
       best->fits = step.fits();
       best->breakdown = step.breakdown;
     }
@@ -221,6 +246,9 @@ Topology topology_of_row(const MeasuredRow& row) {
     const int per_host = row.devices_per_host > 0 ? row.devices_per_host : entry.devices_per_host;
     LinkType inter = entry.inter;
     int nics = entry.num_nics;
+    if (!row.network.empty()) {
+      inter = find_link(row.network);
+    }
     if (row.host_network > 0) {  // as many cards as the catalogue's host, at the stated sum
       nics = row.host_network < 100e9 ? std::min(per_host, 4) : per_host;
       inter.bandwidth = row.host_network / nics;
@@ -244,10 +272,18 @@ Topology topology_of_row(const MeasuredRow& row) {
   return topology;
 }
 
+RowResult predict_row(const MeasuredRow& row,
+                      const Engine& engine,
+                      const ProfileBuilder& other_models,
+                      const std::map<std::string, double>& efficiency) {
+  return RowPricer(row, engine, other_models, efficiency).run();
+}
+
 FileResult validate_rows(const std::string& file_name,
                          const std::vector<CsvRow>& table,
                          const std::string& engine_name,
-                         const ProfileBuilder& other_models) {
+                         const ProfileBuilder& other_models,
+                         const std::map<std::string, double>& efficiency) {
   FileResult file;
   file.file = file_name;
   const Engine engine = find_engine(engine_name);
@@ -256,11 +292,14 @@ FileResult validate_rows(const std::string& file_name,
     if (row.unusable.empty() && row.model != "transformer" && !other_models) {
       row.unusable = "no builder for model " + row.model;
     }
+    if (row.ran_out_of_memory) {
+      file.out_of_memory.push_back(predict_row(row, engine, other_models, efficiency));
+    }
     if (!row.unusable.empty()) {
       file.left_out.push_back(std::move(row));
       continue;
     }
-    file.results.push_back(RowPricer(row, engine, other_models).run());
+    file.results.push_back(predict_row(row, engine, other_models, efficiency));
     ++file.used;
   }
   summarise_errors(&file);

@@ -32,6 +32,8 @@ struct FileResult {
   double kendall_tau = 0;
   std::vector<RowResult> results;     // of used rows
   std::vector<MeasuredRow> left_out;  // with the reason
+  // Runs that ended for want of memory, predicted: `fits` should be false.
+  std::vector<RowResult> out_of_memory;
 };
 
 // The profile of a model that is no Transformer described by its sizes ("resnet50"), at a
@@ -39,10 +41,18 @@ struct FileResult {
 using ProfileBuilder =
     std::function<ModelProfile(const MeasuredRow& row, const Engine& engine, int64_t micro_batch)>;
 
+// `efficiency`: figures of the rows' devices that replace their architecture's (DeviceType).
 FileResult validate_rows(const std::string& file_name,
                          const std::vector<CsvRow>& table,
                          const std::string& engine_name,
-                         const ProfileBuilder& other_models);
+                         const ProfileBuilder& other_models,
+                         const std::map<std::string, double>& efficiency = {});
+
+// One row, alike.
+RowResult predict_row(const MeasuredRow& row,
+                      const Engine& engine,
+                      const ProfileBuilder& other_models,
+                      const std::map<std::string, double>& efficiency = {});
 
 // The topology that a row describes.
 Topology topology_of_row(const MeasuredRow& row);

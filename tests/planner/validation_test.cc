@@ -48,18 +48,25 @@ TEST_P(ValidationTest, FiguresDoNotWorsen) {
 INSTANTIATE_TEST_SUITE_P(
     Files,
     ValidationTest,
-    ::testing::Values(Bar{"korthikanti22_iteration.csv", 9, 0.035, 1, 0.01, 0.01, 0.9},
-                      Bar{"vtrain_single_node_a100.csv", 900, 0.08, 1, 0.05, 0.40, 0.8},
-                      Bar{"vtrain_multi_node_a100.csv", 62, 0.07, 1, 0.02, 0.05, 0.7},
-                      Bar{"megatron_core_h100.csv", 9, 0.08, 1, 1, 1, 0},
-                      // ZeRO-3 of 2021 across hosts ran at a tenth of the links' rate: unexplained.
-                      Bar{"megatron_a100_v100.csv", 44, 0.11, 1, 0.01, 0.07, 0},
-                      Bar{"zero_bubble_a100.csv", 12, 0.06, 0.04, 1, 1, 0},
-                      Bar{"simumax_b200.csv", 12, 0.30, 0.02, 0.01, 0.01, 0},
-                      Bar{"llmfoundry_mpt_fsdp.csv", 131, 0.12, 1, 1, 1, 0},
-                      Bar{"torchtitan.csv", 10, 0.08, 1, 0.01, 0.03, 0},
-                      Bar{"bigscience_a100_topology.csv", 47, 0.11, 0.27, 0.04, 0.22, 0},
-                      Bar{"amp_t4_v100_mixed.csv", 90, 0.22, 1, 0.13, 0.15, 0.4}),
+    ::testing::Values(
+        Bar{"korthikanti22_iteration.csv", 9, 0.025, 1, 0.01, 0.01, 0.9},
+        // Regret: small layers, whose time is the host's. It took 44 ms for a micro-batch of twelve
+        // layers in most layouts, 39 ms in some (four tensor ranks, hidden 2048) and 50 to 60 ms in
+        // others (eight tensor ranks), with as many kernels.
+        Bar{"vtrain_single_node_a100.csv", 900, 0.075, 1, 0.048, 0.26, 0.84},
+        Bar{"vtrain_multi_node_a100.csv", 62, 0.06, 1, 0.02, 0.05, 0.75},
+        Bar{"megatron_core_h100.csv", 9, 0.08, 1, 1, 1, 0},
+        Bar{"megatron_a100_v100.csv", 44, 0.085, 1, 0.01, 0.07, 0},
+        Bar{"zero_bubble_a100.csv", 12, 0.055, 0.04, 1, 1, 0},
+        Bar{"simumax_b200.csv", 12, 0.05, 0.02, 0.01, 0.01, 0},
+        Bar{"llmfoundry_mpt_fsdp.csv", 131, 0.12, 1, 1, 1, 0},
+        Bar{"torchtitan.csv", 10, 0.03, 0.05, 0.01, 0.01, 0},
+        Bar{"bigscience_a100_topology.csv", 46, 0.09, 0.10, 0.005, 0.02, 0.7},
+        // Small micro-batches in tensor parallel stages of V100 at 10 Gbit/s took twice what their
+        // neighbours say; without the V100 hosts the rank correlation is 0.81.
+        Bar{"amp_t4_v100_mixed.csv", 90, 0.15, 1, 0.055, 0.105, 0.69},
+        Bar{"sailor_gh200_and_mixed.csv", 25, 0.12, 0.09, 0.01, 0.10, 0.85},
+        Bar{"llmc_gpt2.csv", 4, 0.135, 1, 1, 1, 0}),
     [](const auto& tested) {
       std::string name = tested.param.file;
       for (char& c : name) {
@@ -67,6 +74,23 @@ INSTANTIATE_TEST_SUITE_P(
       }
       return name;
     });
+
+TEST(ValidationTest, RunsThatRanOutOfMemoryAreForeseen) {
+  const FileResult result = validate("bigscience_a100_topology.csv");
+  ASSERT_EQ(result.out_of_memory.size(), 3u);  // rows 0069, 0076 and 0077
+  for (const RowResult& row : result.out_of_memory) {
+    EXPECT_FALSE(row.fits) << row.row.id;
+  }
+  for (const RowResult& row : result.results) {  // and those that ran fit
+    EXPECT_TRUE(row.fits) << row.row.id;
+  }
+}
+
+TEST(ValidationTest, DoubtfulRowsAreLeftOut) {
+  const FileResult result = validate("llmc_gpt2.csv");
+  ASSERT_EQ(result.left_out.size(), 1u);
+  EXPECT_EQ(result.left_out[0].unusable, "the table's notes doubt this row");
+}
 
 TEST(ValidationTest, UnusableRowsSayWhy) {
   const FileResult nemo = validate("nemo_megatron_bridge.csv");
