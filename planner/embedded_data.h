@@ -6,5 +6,6 @@
 namespace trainrt {
 
 std::string_view embedded_nccl_constants_csv();
+std::string_view embedded_error_bands_csv();
 
 }  // namespace trainrt

@@ -284,7 +284,7 @@ std::string report_html(const PlanRequest& request,
   const Candidate& c = result.chosen;
   const StepPrediction& p = c.prediction;
   const PlanFigures f = plan_figures(request, result, c);
-  const ErrorBand band = error_band(request.topology);
+  const ErrorBand band = error_band_of(request, result);
   std::string body = concat("<h1>",
                             escape(context.model_name),
                             " on ",

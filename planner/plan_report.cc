@@ -17,7 +17,7 @@ Json plan_object(const Plan& plan) {
 
 Json predicted_object(const PlanRequest& request, const PlanResult& result, const Candidate& c) {
   const PlanFigures figures = plan_figures(request, result, c);
-  const ErrorBand band = error_band(request.topology);
+  const ErrorBand band = error_band_of(request, result);
   return {{"step_seconds", c.prediction.seconds},
           {"samples_per_second", figures.samples_per_second},
           {"tokens_per_second", figures.tokens_per_second},
@@ -168,29 +168,9 @@ PlanFigures plan_figures(const PlanRequest& request, const PlanResult& result, c
   return figures;
 }
 
-ErrorBand error_band(const Topology& topology) {
-  // Tenth and ninetieth percentile of measured / predicted - 1 over the rows of the file that is
-  // named, as `trainrt validate` lists them.
-  const std::string& architecture = topology.types[0].architecture;
-  const bool mixed = topology.types.size() > 1;
-  if (architecture == "cpu") {
-    return {-0.5, 0.5, "no published rows for this kind of machine"};
-  }
-  if (mixed) {
-    return {-0.15, 0.80, "amp_t4_v100_mixed"};
-  }
-  if (architecture == "ampere") {
-    return topology.hosts.size() > 1
-               ? ErrorBand{-0.08, 0.12, "vtrain_multi_node, korthikanti22, megatron_a100"}
-               : ErrorBand{-0.13, 0.13, "vtrain_single_node"};
-  }
-  if (architecture == "hopper") {
-    return {-0.12, 0.30, "megatron_core_h100, llmfoundry H100, torchtitan"};
-  }
-  if (architecture == "blackwell") {
-    return {0.0, 0.75, "simumax_b200"};
-  }
-  return {-0.3, 0.8, "amp_t4_v100_mixed, the nearest published rows"};
+ErrorBand error_band_of(const PlanRequest& request, const PlanResult& result) {
+  const GraphProfile& profile = result.profiles[static_cast<size_t>(result.chosen.profile)];
+  return error_band(request.topology, profile.profile.tokens_per_sample > 0);
 }
 
 std::string report_json(const PlanRequest& request,
@@ -241,7 +221,7 @@ std::string report_text(const PlanRequest& request,
     return text + infeasible_text(result);
   }
   const PlanFigures figures = plan_figures(request, result, c);
-  const ErrorBand band = error_band(request.topology);
+  const ErrorBand band = error_band_of(request, result);
   text += concat("  plan         ", layout_text(c), "\n");
   text += "  shares       " + shares_text(result) + "\n";
   text += concat("  step         ",

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "planner/error_bands.h"
 #include "planner/planner.h"
 
 namespace trainrt {
@@ -34,12 +35,7 @@ struct PlanFigures {
 };
 PlanFigures plan_figures(const PlanRequest& request, const PlanResult& result, const Candidate& c);
 
-// How far predictions for such devices were off on published measurements, as fractions of the step
-// time: the middle 80 % of rows.
-struct ErrorBand {
-  double low = 0, high = 0;
-  std::string from;
-};
-ErrorBand error_band(const Topology& topology);
+// How far off a prediction like this one has been.
+ErrorBand error_band_of(const PlanRequest& request, const PlanResult& result);
 
 }  // namespace trainrt

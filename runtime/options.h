@@ -85,6 +85,8 @@ struct Options {
   std::string price;
   std::string annotate;
   std::string convention = "trainrt";
+  std::string bands;      // file to write the table of error bands to
+  std::string calibrate;  // file to write the fitted device to
   std::string format = "text";
   std::string output_file;  // -o
 
