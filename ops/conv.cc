@@ -10,7 +10,8 @@
 // split (each shard would add it); without one they are a reduction.
 //
 // The reference visits (image, output channel, output position, tap). float32 and bfloat16 run on
-// oneDNN, one to three spatial dims; float64 on ops/conv_f64.
+// oneDNN, one to three spatial dims; float64 on ops/conv_f64, and the 3 x 3 of residual networks on
+// ops/winograd.
 #include <algorithm>
 
 #include "graph/autodiff.h"
@@ -20,6 +21,7 @@
 #include "ops/convolution.h"
 #include "ops/onednn.h"
 #include "ops/widened.h"
+#include "ops/winograd.h"
 
 namespace trainrt {
 
@@ -294,6 +296,9 @@ int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
   if (spec.backend != Backend::kCpu || !runs_on_onednn(op)) {
     return 0;
   }
+  if (winograd_applies(op)) {
+    return winograd_workspace(op, spec);
+  }
   return onednn::prepare(op, spec, prepare_conv)->workspace_bytes();
 }
 
@@ -303,6 +308,9 @@ Kernel cpu_factory(const OpContext& op, const DeviceSpec& spec) {
   }
   if (!runs_on_onednn(op)) {
     return reference;
+  }
+  if (winograd_applies(op)) {
+    return winograd_convolution;
   }
   return [prepared = onednn::prepare(op, spec, prepare_conv)](KernelContext& context) {
     prepared->run(context);
@@ -490,6 +498,16 @@ std::vector<OpExample> examples(const std::string& type) {
        {1, 1, 1, 1},
        1,
        "nhwc"},
+      {"winograd", {8, 9, 7, 32}, {64, 32, 3, 3}, {3, 3}, {1, 1}, {1, 1}, {1, 1, 1, 1}, 1, "nhwc"},
+      {"winograd_uneven_pads",
+       {6, 9, 12, 64},
+       {32, 64, 3, 3},
+       {3, 3},
+       {1, 1},
+       {1, 1},
+       {0, 2, 1, 0},
+       1,
+       "nhwc"},
       {"grouped_channels_last",
        {2, 5, 5, 4},
        {8, 2, 3, 3},
@@ -522,6 +540,9 @@ std::vector<OpExample> examples(const std::string& type) {
       example.attributes.set("input_spatial", image.spatial);
     } else {
       example.inputs = {x, y};
+    }
+    if (example.name.starts_with("winograd")) {
+      example.check_gradient = {-1};  // the reference's, which the small examples check
     }
     list.push_back(example);
     if (type == "Conv") {

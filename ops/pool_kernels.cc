@@ -7,10 +7,12 @@
 // image and group of lanes, and blocks of work never meet.
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 
 #include "ops/pool.h"
 #include "ops/rows.h"
+#include "ops/vectors.h"
 
 namespace trainrt::pool {
 
@@ -100,6 +102,11 @@ class Windows {
     }
   }
 
+  int64_t first_tap(const std::array<const TapRange*, 3>& window) const {
+    return (window[0]->first * axes_[1].kernel + window[1]->first) * axes_[2].kernel +
+           window[2]->first;
+  }
+
   static int64_t divisor(const std::array<const TapRange*, 3>& window) {
     return std::max<int64_t>(1, window[0]->divisor * window[1]->divisor * window[2]->divisor);
   }
@@ -143,8 +150,12 @@ void for_each_input(KernelContext& op, const Windows& windows, T* dx, const Fn& 
       const int64_t plane = i / groups * windows.lanes(), lane = i % groups * kLanes;
       const int64_t width = std::min(kLanes, windows.lanes() - lane);
       T* target = dx + plane * windows.in_size() + lane;
-      for (int64_t p = 0; p < windows.in_size(); ++p) {
-        std::fill_n(target + p * windows.lanes(), width, store<T>(0.0f));
+      const bool dense = width == windows.lanes();
+      const int64_t runs = dense ? 1 : windows.in_size();
+      for (int64_t p = 0; p < runs; ++p) {
+        std::fill_n(target + p * windows.lanes(),
+                    dense ? windows.in_size() * width : width,
+                    store<T>(0.0f));
       }
       const int64_t y = plane * windows.out_size() + lane;
       for (int64_t row = 0; row < windows.rows(); ++row) {
@@ -165,58 +176,139 @@ void dispatch_tap(DType dtype, const Fn& fn) {
   }
 }
 
+// ---- lanes in registers ------------------------------------------------------------------------
+//
+// Bytes beside floats make the compiler's own vectors too wide for few channels, so kernels with
+// taps say what a register holds: kVector<float> lanes, or one of another type.
+
+template <typename V>
+constexpr bool is_vector = !std::is_arithmetic_v<V>;
+
+template <typename Element, typename V>
+struct LanesOf {
+  typedef Element type __attribute__((vector_size(kVector<float> * sizeof(Element))));
+};
+template <typename Element>
+struct LanesOf<Element, float> {
+  using type = Element;
+};
+template <typename Element>
+struct LanesOf<Element, double> {
+  using type = Element;
+};
+template <typename V>
+using TapNumbers = typename LanesOf<int32_t, V>::type;
+
+// Calls fn(V{}, lane) such that lanes [0, width) are covered.
+template <typename C, typename Fn>
+void for_each_register(int64_t width, const Fn& fn) {
+  int64_t j = 0;
+  if constexpr (std::is_same_v<C, float>) {
+    for (; j + kVector<float> <= width; j += kVector<float>) {
+      fn(Vector<float>{}, j);
+    }
+  }
+  for (; j < width; ++j) {
+    fn(C{}, j);
+  }
+}
+
+template <typename V, typename T>
+V load_lanes(const T* from) {
+  if constexpr (!is_vector<V>) {
+    return load<V>(*from);
+  } else if constexpr (std::is_same_v<T, float>) {
+    return load_vector(from);
+  } else {
+    float lanes[kVector<float>];
+    for (int64_t i = 0; i < kVector<float>; ++i) {
+      lanes[i] = load<float>(from[i]);
+    }
+    return load_vector(lanes);
+  }
+}
+
+template <typename V, typename T>
+void store_lanes(T* to, V value) {
+  if constexpr (!is_vector<V>) {
+    *to = store<T>(value);
+  } else if constexpr (std::is_same_v<T, float>) {
+    std::memcpy(to, &value, sizeof(value));
+  } else {
+    for (int64_t i = 0; i < kVector<float>; ++i) {
+      to[i] = store<T>(static_cast<float>(value[i]));
+    }
+  }
+}
+
+template <typename V, typename Tap>
+TapNumbers<V> load_taps(const Tap* from) {
+  typename LanesOf<Tap, V>::type taps;
+  std::memcpy(&taps, from, sizeof(taps));
+  if constexpr (is_vector<V>) {
+    return __builtin_convertvector(taps, TapNumbers<V>);
+  } else {
+    return taps;
+  }
+}
+
+template <typename V, typename Tap>
+void store_taps(Tap* to, TapNumbers<V> numbers) {
+  using Taps = typename LanesOf<Tap, V>::type;
+  Taps taps;
+  if constexpr (is_vector<V>) {
+    taps = __builtin_convertvector(numbers, Taps);
+  } else {
+    taps = static_cast<Tap>(numbers);
+  }
+  std::memcpy(to, &taps, sizeof(taps));
+}
+
 // C is double in reference kernels, else the type of computation.
-template <typename C, typename T>
-void max_pool(KernelContext& op) {
+template <typename C, typename T, typename Tap>
+void max_pool(KernelContext& op, Tap* taps) {
   const Windows windows(pool_of(op));
   const T* x = op.input<T>(0);
   T* y = op.output<T>(0);
   int64_t* indices = op.output<int64_t>(1);
-  const auto run = [&](auto* taps) {
-    using Tap = std::remove_pointer_t<decltype(taps)>;
-    for_each_output(op, windows, [&](int64_t from, int64_t to, const auto& window, int64_t width) {
-      C best[kLanes];
-      int32_t tap[kLanes];
-      std::fill_n(best, width, -std::numeric_limits<C>::infinity());
-      // Where all are -infinity the first tap inside the image is the maximum.
-      int32_t first = -1;
+  for_each_output(op, windows, [&](int64_t from, int64_t to, const auto& window, int64_t width) {
+    // Where all are -infinity the first tap inside the image is the maximum.
+    const int32_t first = static_cast<int32_t>(windows.first_tap(window));
+    for_each_register<C>(width, [&](auto tag, int64_t j) {
+      using V = decltype(tag);
+      V best = V{} - std::numeric_limits<C>::infinity();
+      TapNumbers<V> at = TapNumbers<V>{} + first;
       windows.for_each_tap(window, [&](int64_t position, int64_t t) {
-        const T* values = x + from + position;
-        if (first < 0) {
-          first = static_cast<int32_t>(t);
-          std::fill_n(tap, width, first);
-        }
-#pragma omp simd
-        for (int64_t j = 0; j < width; ++j) {
-          const C value = load<C>(values[j]);
-          const bool better = !(value <= best[j]) & (best[j] == best[j]);  // NaN wins and stays
-          best[j] = better ? value : best[j];
-          tap[j] = better ? static_cast<int32_t>(t) : tap[j];
-        }
+        const V value = load_lanes<V>(x + from + position + j);
+        const auto keep = (value <= best) | (best != best);  // NaN wins and stays
+        best = keep ? best : value;
+        at = keep ? at : TapNumbers<V>{} + static_cast<int32_t>(t);
       });
-#pragma omp simd
-      for (int64_t j = 0; j < width; ++j) {
-        y[to + j] = store<T>(best[j]);
-      }
+      store_lanes(y + to + j, best);
       if (taps != nullptr) {
-#pragma omp simd
-        for (int64_t j = 0; j < width; ++j) {
-          taps[to + j] = static_cast<Tap>(tap[j]);
-        }
+        store_taps<V>(taps + to + j, at);
       }
       if (indices != nullptr) {
+        int32_t lanes[sizeof(at) / sizeof(int32_t)];
+        std::memcpy(lanes, &at, sizeof(at));
         windows.for_each_tap(window, [&](int64_t position, int64_t t) {
-          for (int64_t j = 0; j < width; ++j) {
-            indices[to + j] = tap[j] == t ? from + position + j : indices[to + j];
+          for (size_t i = 0; i < std::size(lanes); ++i) {
+            const int64_t lane = j + static_cast<int64_t>(i);
+            indices[to + lane] = lanes[i] == t ? from + position + lane : indices[to + lane];
           }
         });
       }
     });
-  };
+  });
+}
+
+template <typename C, typename T>
+void max_pool(KernelContext& op) {
   if (op.has_output(2)) {
-    dispatch_tap(op.output_dtype(2), [&](auto tag) { run(op.output<decltype(tag)>(2)); });
+    dispatch_tap(op.output_dtype(2),
+                 [&](auto tag) { max_pool<C, T>(op, op.output<decltype(tag)>(2)); });
   } else {
-    run(static_cast<uint8_t*>(nullptr));
+    max_pool<C, T>(op, static_cast<uint8_t*>(nullptr));
   }
 }
 
@@ -224,19 +316,19 @@ template <typename C, typename T>
 void max_pool_grad(KernelContext& op) {
   const Windows windows(pool_of(op));
   const T* dy = op.input<T>(1);
-  dispatch_tap(op.input_dtype(0), [&](auto tag) {
-    const auto* taps = op.input<decltype(tag)>(0);
+  dispatch_tap(op.input_dtype(0), [&](auto tap) {
+    const auto* taps = op.input<decltype(tap)>(0);
     for_each_input(
         op, windows, op.output<T>(0), [&](T* dx, int64_t at, const auto& window, int64_t width) {
-          windows.for_each_tap(window, [&](int64_t position, int64_t t) {
-            T* target = dx + position;
-            const auto tap = static_cast<decltype(tag)>(t);
-#pragma omp simd
-            for (int64_t j = 0; j < width; ++j) {
-              const C value = load<C>(dy[at + j]);
-              const C grad = taps[at + j] == tap ? value : C(0);
-              target[j] = store<T>(load<C>(target[j]) + grad);
-            }
+          for_each_register<C>(width, [&](auto tag, int64_t j) {
+            using V = decltype(tag);
+            const V grad = load_lanes<V>(dy + at + j);
+            const TapNumbers<V> largest = load_taps<V>(taps + at + j);
+            windows.for_each_tap(window, [&](int64_t position, int64_t t) {
+              const auto is_largest = largest == static_cast<int32_t>(t);
+              T* target = dx + position + j;
+              store_lanes(target, load_lanes<V>(target) + (is_largest ? grad : V{}));
+            });
           });
         });
   });
