@@ -1,11 +1,13 @@
 """Step time and peak memory of trainrt and of PyTorch, on the same cores in the same minutes.
 
     compare_torch.py build/trainrt [--workloads mlp,cnn,resnet18,gpt] [--settings S,...] [--rounds 3]
-                     [--threads N] [--no-memory]
+                     [--threads N] [--processor-time] [--no-memory]
 
 Run it with a Python that has PyTorch. Every round runs trainrt once and PyTorch once per setting
 (torch_step.py lists them), each in a process of its own, so that a slow minute of the machine meets
-both. What counts is the median of all timed steps; PyTorch's is that of its best setting.
+both. What counts is the median of all timed steps; PyTorch's is that of its best setting. On a busy
+machine --processor-time compares the processor seconds of a step on one thread instead, which other
+programs hardly change.
 
 Memory: `planned` is trainrt's peak_bytes (all tensors and workspaces), held against the most bytes that
 PyTorch's allocator had given out at a time (not what its libraries allocate themselves). `process`
@@ -76,21 +78,30 @@ class Trainrt:
                                  "--format", "json"]))
         return report["predicted"]["model_flops"]
 
-    def measure(self):
-        work = self.work
+    def run(self, steps):
+        """Rows of the metrics, and the resources that the process used."""
         process = subprocess.Popen(
             [str(part) for part in
              [self.program, "run", self.model, "--data", self.data, *self.common(), "--optimizer", "adamw",
-              "--lr", "1e-3", "--devices", "cpu", "--threads", self.threads,
-              "--steps", work.warm_up + work.steps, "--metrics", self.metrics]],
+              "--lr", "1e-3", "--devices", "cpu", "--threads", self.threads, "--steps", steps,
+              "--metrics", self.metrics]],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         if status != 0:
             sys.exit(f"{self.program} run {self.model} failed:\n{output[-4000:]}")
-        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        return {"step_seconds": [row["step_seconds"] for row in rows[work.warm_up:]],
-                "tensor_bytes": max(rows[0]["peak_bytes"]), "resident_bytes": usage.ru_maxrss * 1024}
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()], usage
+
+    def measure(self, processor_time):
+        work = self.work
+        rows, usage = self.run(work.warm_up + work.steps)
+        seconds = [row["step_seconds"] for row in rows[work.warm_up:]]
+        if processor_time:  # of the whole process, loading of data included
+            _, short = self.run(work.warm_up)
+            used = usage.ru_utime + usage.ru_stime - short.ru_utime - short.ru_stime
+            seconds = [used / work.steps]
+        return {"step_seconds": seconds, "tensor_bytes": max(rows[0]["peak_bytes"]),
+                "resident_bytes": usage.ru_maxrss * 1024}
 
 
 def torch_step(*arguments):
@@ -103,10 +114,10 @@ def compare(program, name, settings, arguments, peak, folder):
     own_times, torch_times = [], {setting: [] for setting in settings}
     own, resident = {}, {}
     for _ in range(arguments.rounds):
-        own = ours.measure()
+        own = ours.measure(arguments.processor_time)
         own_times += own["step_seconds"]
         for setting in settings:
-            result = torch_step(name, setting, arguments.threads)
+            result = torch_step(name, setting, arguments.threads, *arguments.clock)
             torch_times[setting] += result["step_seconds"]
             resident[setting] = result["resident_bytes"]
     medians = {setting: statistics.median(times) for setting, times in torch_times.items()}
@@ -138,9 +149,14 @@ def main():
     parser.add_argument("--settings", help="PyTorch's settings to try; default: all that apply")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--processor-time", action="store_true",
+                        help="processor seconds of one thread instead of time")
     parser.add_argument("--no-memory", action="store_true", help="leave out PyTorch's traced memory")
     arguments = parser.parse_args()
-    peak = torch_step("peak", "-", arguments.threads)
+    if arguments.processor_time:
+        arguments.threads = 1
+    arguments.clock = ["--processor-time"] if arguments.processor_time else []
+    peak = torch_step("peak", "-", arguments.threads, *arguments.clock)
     print(f"torch {peak['torch']}, {arguments.threads} threads, matrix product at "
           f"{peak['flops'] / 1e9:.0f} GFLOP/s")
     print("| workload | trainrt ms | torch ms (setting) | ratio | rate, share of peak | planned peak | "
