@@ -1,14 +1,17 @@
-// An output tile of 2 x 2 comes from an input patch of 4 x 4. With d a patch, g a filter, D a tile:
+// An output tile of 2 x 2 comes from an input patch of 4 x 4. With d the patch, g a filter and D
+// the gradient of the tile:
 //
-//   y  = A' [(G g G') . (B' d B)] A      forward; the gradient of x is the same with the filter
-//   dg = G' [(B' d B) . (A D A')] G      turned by 180 degrees and channels exchanged
+//   y  = A' [(G g G') . (B' d B)] A
+//   dg = G' [(A D A') . (B' d B)] G
 //
-// where . multiplies element by element. Over channels and tiles that is one matrix product for
-// each of the 16 elements: [tiles, in] x [in, out], or [in, tiles] x [tiles, out] for dg.
+// where . multiplies element by element; the gradient of x is the first form over D, with filters
+// turned by 180 degrees and channels exchanged. Over channels and tiles these are one matrix
+// product for each of the 16 elements: [tiles, in] x [in, out], and [in, tiles] x [tiles, out] for
+// dg.
 //
 // Tiles are taken in blocks whose transforms stay in the second-level cache. Forward, each thread
 // has buffers of its own, and which block it works on does not show in the result. The gradient of
-// the filter adds up over blocks in their order, and threads share the 16 products of a block.
+// the filter adds up over blocks in their order, and threads share the products of a block.
 #include "ops/winograd.h"
 
 #include <algorithm>
