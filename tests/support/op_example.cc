@@ -14,8 +14,9 @@ namespace {
 
 class BlockContext : public DeviceContext {
  public:
-  BlockContext(bool reference, bool reverse) : reverse_(reverse) {
-    spec_.reference_kernels = reference;
+  explicit BlockContext(const RunOptions& options) : reverse_(options.reverse_blocks) {
+    spec_.reference_kernels = options.reference;
+    spec_.threads = options.threads;
   }
   const DeviceSpec& spec() const override { return spec_; }
   void parallel_for(int64_t n,
@@ -92,7 +93,7 @@ NodeCase make_case(const OpDef& op, const OpExample& example, DType floats) {
 
 std::vector<Tensor> run_case(const NodeCase& test_case, const RunOptions& options) {
   const OpDef& op = get_op(test_case.node.op_type);
-  BlockContext device(options.reference, options.reverse_blocks);
+  BlockContext device(options);
   std::vector<Tensor> inputs;
   for (const Tensor& input : test_case.inputs) {
     inputs.push_back(input.defined() ? input.clone() : input);

@@ -14,6 +14,7 @@ namespace trainrt::testing {
 struct RunOptions {
   bool reference = true;
   bool reverse_blocks = false;     // parallel_for calls the last block first
+  int threads = 1;                 // that the kernel is told of; blocks run one after the other
   const Inplace* alias = nullptr;  // this output is the input's memory
 };
 
