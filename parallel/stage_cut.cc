@@ -249,6 +249,14 @@ class Cutter {
       if (!overwrites[static_cast<size_t>(id)].empty()) {
         common = overwrites[static_cast<size_t>(id)];
       }
+      // Every rank reports the results of the step, one without parameters too.
+      for (const ValueId output : graph_.node(id).outputs) {
+        const std::vector<ValueId>& results = graph_.outputs();
+        if (output != kNoValue &&
+            std::find(results.begin(), results.end(), output) != results.end()) {
+          common = all;
+        }
+      }
       available_[static_cast<size_t>(id)] = common.empty() ? all : common;
     }
     std::vector<std::set<int>> wanted(static_cast<size_t>(graph_.num_nodes()));

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "graph/evaluator.h"
@@ -47,6 +48,26 @@ class HostArena {
   std::byte* data_ = nullptr;
 };
 
+// The kind of phase that holds the update: without accumulation it is part of the only backward.
+// None on a rank without parameters.
+std::optional<PhaseKind> phase_of_update(const Program& program) {
+  for (const ProgramVariant& variant : program.variants) {
+    for (const Phase& phase : variant.phases) {
+      const auto updates = [&](NodeId id) {
+        return variant.graph.node(id).region == Region::kUpdate;
+      };
+      if (phase.kind == PhaseKind::kUpdate) {
+        return PhaseKind::kUpdate;
+      }
+      if (phase.kind != PhaseKind::kReduce &&
+          std::any_of(phase.nodes.begin(), phase.nodes.end(), updates)) {
+        return PhaseKind::kBackward;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 struct Executor::Impl {
@@ -61,6 +82,9 @@ struct Executor::Impl {
   StepResult totals;               // of the running step
   StepSums sums;                   // what they are added up from
   double loss_seed = 0;
+  StepTrace* trace = nullptr;
+  std::string running_cell;  // when tracing, and since when it computes
+  StepTrace::Clock::time_point computing_since;
 
   Impl(Device& d, RankCommunicators c, std::vector<std::string> names)
       : device(d), communicators(c), input_names(std::move(names)) {}
@@ -191,10 +215,53 @@ struct Executor::Impl {
     }
   }
 
+  // ---- tracing: a cell computes but for the time that its communication takes ------------------
+
+  StepTrace::Clock::time_point trace_communication_begin() {
+    const StepTrace::Clock::time_point now =
+        trace == nullptr ? StepTrace::Clock::time_point() : StepTrace::Clock::now();
+    if (trace != nullptr) {
+      trace->add(running_cell, TraceLane::kCompute, computing_since, now);
+    }
+    return now;
+  }
+
+  // What waits for a peer's message is a bubble; a collective is communication.
+  void trace_communication_end(const BoundNode& node, StepTrace::Clock::time_point begin) {
+    if (trace == nullptr) {
+      return;
+    }
+    computing_since = StepTrace::Clock::now();
+    const bool waits = node.node->op_type == comm_op::kRecv;
+    const TensorRef& moved = node.outputs.empty() ? node.inputs[0] : node.outputs[0];
+    trace->add(node.node->name,
+               waits ? TraceLane::kBubble : TraceLane::kCommunication,
+               begin,
+               computing_since,
+               moved.type->bytes());
+  }
+
+  void trace_cell_begin(const Cell& cell) {
+    if (trace != nullptr) {
+      running_cell = cell_name(cell);
+      computing_since = StepTrace::Clock::now();
+    }
+  }
+
+  void trace_cell_end() {
+    if (trace != nullptr) {
+      trace->add(running_cell, TraceLane::kCompute, computing_since, StepTrace::Clock::now());
+    }
+  }
+
+  // ---- nodes and phases ------------------------------------------------------------------------
+
   void run_node(BoundNode& node, const StepContext& step) {
     if (!node.kernel) {
       device.synchronize();
+      const auto begin = trace_communication_begin();
       run_communication_node(*node.node, node.inputs, node.outputs, node.workspace, communicators);
+      trace_communication_end(node, begin);
       return;
     }
     const double speed = device.speed();
@@ -319,11 +386,7 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
   impl.switch_layout(static_cast<size_t>(program));
   BoundProgram& bound = impl.programs[static_cast<size_t>(program)];
   const std::vector<Cell>& cells = bound.program->cells;
-  // Without accumulation the update is part of the only backward.
-  const bool has_update = std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-    return cell.phase == PhaseKind::kUpdate;
-  });
-  const PhaseKind changes = has_update ? PhaseKind::kUpdate : PhaseKind::kBackward;
+  const std::optional<PhaseKind> changes = phase_of_update(*bound.program);
   impl.totals = StepResult{};
   impl.sums = StepSums(bound.program->num_shards);
   for (const ProgramVariant& variant : bound.program->variants) {
@@ -348,7 +411,9 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
                   bound.program->micro_batches[static_cast<size_t>(cell.micro_batch)].variant);
     for (BoundPhase& phase : bound.variants[variant].phases) {
       if (phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage) {
+        impl.trace_cell_begin(cell);
         impl.run_phase(bound, phase, cell.micro_batch, feed);
+        impl.trace_cell_end();
       }
     }
   }
@@ -361,6 +426,10 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
   }
   impl.device.synchronize();
   return impl.totals;
+}
+
+void Executor::set_trace(StepTrace* trace) {
+  impl_->trace = trace;
 }
 
 Tensor Executor::read(const std::string& name) const {

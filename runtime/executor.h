@@ -13,6 +13,7 @@
 #include "parallel/memory_plan.h"
 #include "parallel/program.h"
 #include "runtime/device.h"
+#include "runtime/run_trace.h"
 
 namespace trainrt {
 
@@ -70,6 +71,9 @@ class Executor {
   // Throws kNonFinite, before any parameter is changed, when the loss is not finite, or the
   // gradient unless StepFeed::skip_overflow.
   StepResult run_step(int program, const StepFeed& feed);
+
+  // Cells, communication and waits of the steps to come are noted there; null: nowhere.
+  void set_trace(StepTrace* trace);
 
   // Contents of a persistent tensor on this rank (its shard), between steps.
   Tensor read(const std::string& name) const;

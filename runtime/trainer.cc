@@ -104,6 +104,7 @@ class RankRunner {
   int64_t skipped_ = 0;  // steps without an update
   std::unique_ptr<MetricsFile> metrics_;
   std::unique_ptr<Progress> progress_;
+  std::unique_ptr<RunTrace> trace_;
 };
 
 LoaderOptions RankRunner::loader_options(bool shuffle) const {
@@ -214,6 +215,10 @@ void RankRunner::train() {
     }
     progress_ = std::make_unique<Progress>(run_.range.total_steps);
   }
+  if (!options.trace.empty()) {
+    trace_ = std::make_unique<RunTrace>(options.trace, run_.plan, world_);
+    executor_.set_trace(&trace_->recorder());
+  }
   DataLoader loader(run_.job.dataset,
                     run_.job.bindings,
                     loader_options(true),
@@ -233,6 +238,9 @@ void RankRunner::train() {
     loss = result.loss();
     if (rank_ == 0) {
       report(*data, result, step, seconds_since(start));
+    }
+    if (trace_) {
+      trace_->end_step(step + 1);
     }
     scaler_.update(result.skipped);
     skipped_ += result.skipped ? 1 : 0;
@@ -255,6 +263,7 @@ void RankRunner::train() {
   if (!options.export_file.empty() && !stopped) {
     export_model();
   }
+  const std::string spent = trace_ ? trace_->finish() : "";
   if (rank_ != 0) {
     return;
   }
@@ -276,6 +285,9 @@ void RankRunner::train() {
   }
   if (!options.export_file.empty() && !stopped) {
     std::printf("wrote %s\n", options.export_file.c_str());
+  }
+  if (trace_) {
+    std::printf("%swrote %s\n", spent.c_str(), options.trace.c_str());
   }
 }
 
@@ -438,7 +450,6 @@ void check_flags(const Options& options) {
   };
   refuse(options.max_tokens > 0, "--max-tokens", "use --batch-size");
   refuse(options.rebalance, "--rebalance", "give each rank its part with --shares");
-  refuse(!options.trace.empty(), "run --trace", "'trainrt plan --trace' writes the predicted one");
   const bool has_folder = !options.checkpoint_dir.empty();
   TRAINRT_REQUIRE(
       has_folder || !options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
@@ -454,6 +465,9 @@ void check_outputs(const Options& options) {
   }
   if (!options.metrics.empty()) {
     require_writable(options.metrics, "--metrics");
+  }
+  if (!options.trace.empty()) {
+    require_writable(options.trace, "--trace");
   }
   if (!options.checkpoint_dir.empty()) {
     std::error_code error;

@@ -17,6 +17,17 @@ namespace trainrt {
 
 namespace {
 
+// The plan's stage of a node of the imported graph; null for nodes of ours.
+const PlanStage* stage_of(const Plan& plan, const Node& node) {
+  const PlanStage* found = nullptr;
+  for (const PlanStage& stage : plan.stages) {
+    if (node.source_index >= stage.first_node) {
+      found = &stage;
+    }
+  }
+  return found;
+}
+
 // The block of each node that runs again, -1 for the rest.
 std::vector<int> blocks_of(const Graph& graph, const Plan& plan) {
   const std::vector<std::vector<NodeId>> consumers = graph.consumers();
@@ -30,15 +41,6 @@ std::vector<int> blocks_of(const Graph& graph, const Plan& plan) {
       }
     }
   }
-  const auto stage_of = [&](const Node& node) {
-    const PlanStage* found = nullptr;
-    for (const PlanStage& stage : plan.stages) {
-      if (node.source_index >= stage.first_node) {
-        found = &stage;
-      }
-    }
-    return found;
-  };
   int next_block = 0;
   std::set<ValueId> alive;  // computed, and read by a later forward node
   for (NodeId id = 0; id < graph.num_nodes(); ++id) {
@@ -46,7 +48,7 @@ std::vector<int> blocks_of(const Graph& graph, const Plan& plan) {
     if (node.region != Region::kForward) {
       continue;
     }
-    const PlanStage* stage = node.source_index < 0 ? nullptr : stage_of(node);
+    const PlanStage* stage = stage_of(plan, node);
     const bool listed = stage != nullptr && !stage->recompute_nodes.empty();
     const bool named = listed && std::find(stage->recompute_nodes.begin(),
                                            stage->recompute_nodes.end(),
@@ -75,7 +77,7 @@ std::vector<int> blocks_of(const Graph& graph, const Plan& plan) {
 
 class Recomputer {
  public:
-  Recomputer(const TrainingGraph& whole, std::vector<int> blocks)
+  Recomputer(const TrainingGraph& whole, const Plan& plan, std::vector<int> blocks)
       : source_(whole.graph), result_(whole), blocks_(std::move(blocks)) {
     for (NodeId id = 0; id < source_.num_nodes(); ++id) {
       positions_.emplace_back(id, 1, id);
@@ -84,6 +86,12 @@ class Recomputer {
       const Node& node = source_.node(id);
       for (const ValueId input : node.inputs) {
         const NodeId from = input == kNoValue ? kNoNode : source_.value(input).producer;
+        // What leaves a stage is kept where it arrives: running it again there would pull the
+        // backward into the stage before.
+        if (node.region == Region::kForward && from != kNoNode &&
+            stage_of(plan, source_.node(from)) != stage_of(plan, node)) {
+          kept_.insert(input);
+        }
         // What leaves a block in the forward is kept: it is the next block's input.
         if (node.region == Region::kForward && from != kNoNode &&
             blocks_[static_cast<size_t>(from)] >= 0 &&
@@ -180,7 +188,7 @@ TrainingGraph apply_recompute(const TrainingGraph& whole, const Plan& plan) {
   const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const PlanStage& stage) {
     return stage.recompute != RecomputeMode::kNone;
   });
-  return any ? Recomputer(whole, blocks_of(whole.graph, plan)).run() : whole;
+  return any ? Recomputer(whole, plan, blocks_of(whole.graph, plan)).run() : whole;
 }
 
 }  // namespace trainrt

@@ -41,12 +41,11 @@ Layout random_layout(std::mt19937_64& random, int64_t batch, int num_nodes) {
   }
 }
 
-std::string one_case(std::mt19937_64& random) {
+void one_case(std::mt19937_64& random, std::string& what) {
   const int64_t batch = 1 + static_cast<int64_t>(random() % 13);
   const RandomModel model = random_model(random, batch);
   const Layout layout = random_layout(random, batch, model.num_nodes);
-  const std::string what =
-      concat(model.description, ", batch ", batch, ", ", layout_string(layout));
+  what = concat(model.description, ", batch ", batch, ", ", layout_string(layout));
   Layout reference;
   reference.micro_batch = layout.micro_batch;
   reference.exact = layout.exact;
@@ -64,7 +63,6 @@ std::string one_case(std::mt19937_64& random) {
   } else {
     expect_close(one, result, 1e-9, what);
   }
-  return what;
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace trainrt::testing {
 namespace {
 
-std::string one_case(std::mt19937_64& random) {
+void one_case(std::mt19937_64& random, std::string& what) {
   const int64_t batch = 1 + static_cast<int64_t>(random() % 6);
   const RandomModel model = random_model(random, batch);
   Layout layout;
@@ -26,7 +26,7 @@ std::string one_case(std::mt19937_64& random) {
     }
     pins += concat(" ", name, "=", placement_string(plan.placements[name].tensor));
   }
-  const std::string what =
+  what =
       concat(model.description, ", batch ", batch, ", ", layout_string(layout), ", pinned:", pins);
   RunOptions options;
   options.steps = 2;
@@ -35,7 +35,6 @@ std::string one_case(std::mt19937_64& random) {
                                model.feeds,
                                options);
   expect_close(one, run_plan(model.factory, plan, model.feeds, options), 1e-9, what);
-  return what;
 }
 
 }  // namespace

@@ -26,6 +26,6 @@ RandomModel random_model(std::mt19937_64& random, int64_t batch);
 int run_stress(int argc,
                char** argv,
                const std::string& program,
-               const std::function<std::string(std::mt19937_64&)>& one_case);
+               const std::function<void(std::mt19937_64&, std::string& what)>& one_case);
 
 }  // namespace trainrt::testing
