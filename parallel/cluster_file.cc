@@ -231,8 +231,16 @@ void read_inter(const Reader& reader, const YAML::Node& node, HostEntry* entry) 
 }
 
 void read_links(const Reader& reader, const YAML::Node& node, HostEntry* entry) {
-  if (node["intra"]) {
-    entry->intra = find_link(Reader::text(node["intra"]));
+  if (const YAML::Node intra = node["intra"]; intra && intra.IsMap()) {
+    reader.check_map(intra, "intra", {"type", "bandwidth"});
+    if (intra["type"]) {
+      entry->intra = find_link(Reader::text(intra["type"]));
+    }
+    if (intra["bandwidth"]) {  // bytes/s of one device in one direction
+      entry->intra.bandwidth = reader.number(intra["bandwidth"], "bandwidth");
+    }
+  } else if (intra) {
+    entry->intra = find_link(Reader::text(intra));
   }
   if (node["inter"]) {
     read_inter(reader, node["inter"], entry);

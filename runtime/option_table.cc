@@ -232,7 +232,7 @@ std::vector<OptionDef> plan_options() {
   const unsigned p = kPlanOptions;
   using O = Options;
   return {
-      text("devices", p, &O::devices, "SPEC", "cpu, cpu:N, cuda or cuda:0,1"),
+      text("devices", p | kDeviceOptions, &O::devices, "SPEC", "cpu, cpu:N, cuda or cuda:0,1"),
       text("cluster", p, &O::cluster, "FILE|PRESET", "the machines to plan for"),
       text("plan", p, &O::plan, "FILE", "a plan as JSON; what it leaves out is planned"),
       maybe("dp", p, &O::dp, "data-parallel degree", 1),
@@ -265,7 +265,7 @@ std::vector<OptionDef> plan_options() {
       toggle("rebalance", p, &O::rebalance, "measure ranks and adjust their shares"),
       text("reduction", p, &O::reduction, "KIND", "fast or exact", {"fast", "exact"}),
       number("logical-shards", p, &O::logical_shards, "of --reduction exact", 1),
-      number("threads", p, &O::threads, "CPU threads per rank (0: cores / ranks)"),
+      number("threads", p | kDeviceOptions, &O::threads, "CPU threads per rank (0: cores / ranks)"),
       number("nproc", p, &O::nproc, "processes to start on this machine", 1),
       number("deadline", p, &O::deadline, "seconds a rank waits for another", 1e-3),
   };

@@ -110,7 +110,8 @@ enum OptionGroup : unsigned {
   kFormatOptions = 64,   // --format
   kOutputOptions = 128,  // -o
   kValidateOptions = 256,
-  kTraceOptions = 512,  // --trace: run and plan
+  kTraceOptions = 512,    // --trace: run and plan
+  kDeviceOptions = 1024,  // --devices, --threads
 };
 
 struct OptionDef {

@@ -1,0 +1,304 @@
+// Each figure is the best of several repetitions of the operator's own kernel on tensors larger
+// than the caches, or of a layer's size: noise only ever adds time. With several devices every
+// repetition starts together on all of them, and the figure is the mean of their best.
+#include "runtime/profiler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "graph/graph_builder.h"
+#include "graph/op_def.h"
+#include "parallel/thread_communicator.h"
+#include "runtime/machine.h"
+
+namespace trainrt {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kLeastSeconds = 0.02;  // of one repetition: clocks and caches settle
+constexpr int kRepetitions = 4;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// One operator with tensors of its own, ready to run again and again.
+class SingleNode {
+ public:
+  SingleNode(Device& device,
+             const std::string& op_type,
+             const TensorTypes& inputs,
+             const Attributes& attributes)
+      : device_(device) {
+    GraphBuilder builder(graph_);
+    std::vector<ValueId> ids;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      ids.push_back(graph_.add_input(concat("x", i), inputs[i]));
+    }
+    node_ = graph_.value(builder.op(op_type, ids, attributes)).producer;
+    const Node& node = graph_.node(node_);
+    const OpContext context(graph_, node);
+    const DeviceSpec& spec = device.context().spec();
+    kernel_ = make_kernel(context, spec);
+    workspace_ = device.allocate(std::max<int64_t>(64, workspace_bytes(context, spec)));
+    for (const ValueId id : ids) {
+      inputs_.push_back(reference(id));
+    }
+    for (const ValueId id : node.outputs) {
+      outputs_.push_back(id == kNoValue ? TensorRef{} : reference(id));
+    }
+    cost_ = get_op(op_type).cost(context);
+  }
+
+  const Cost& cost() const { return cost_; }
+
+  void run() {
+    KernelContext context(graph_.node(node_),
+                          inputs_,
+                          outputs_,
+                          {workspace_->data(), static_cast<size_t>(workspace_->bytes())},
+                          device_.context(),
+                          StepContext{});
+    kernel_(context);
+  }
+
+ private:
+  TensorRef reference(ValueId id) {
+    const TensorType& type = graph_.value(id).type;
+    buffers_.push_back(device_.allocate(std::max<int64_t>(64, type.bytes())));
+    device_.fill_zero(buffers_.back()->data(), buffers_.back()->bytes());
+    return {buffers_.back()->data(), &type};
+  }
+
+  Device& device_;
+  Graph graph_;
+  NodeId node_ = kNoNode;
+  Kernel kernel_;
+  Cost cost_;
+  std::unique_ptr<DeviceBuffer> workspace_;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  std::vector<TensorRef> inputs_, outputs_;
+};
+
+// What one device measures. `world` is null for a single device.
+class DeviceProfiler {
+ public:
+  DeviceProfiler(Device& device, Communicator* world) : device_(device), world_(world) {}
+
+  void measure(MachineProfile& profile) {
+    device_.attach_thread();
+    profile.flops["fp32"] = fastest_product(DType::kFloat32);
+    profile.flops["fp64"] = fastest_product(DType::kFloat64);
+    profile.flops["bf16"] = fastest_product(DType::kBFloat16);
+    const double ordinary = layer_products();
+    profile.flops["fp32"] = std::max(profile.flops["fp32"], ordinary);
+    profile.matmul_efficiency = ordinary / profile.flops["fp32"];
+    profile.memory_bandwidth = stream("Add", 2, {}, 1 << 22);
+    profile.memory_efficiency =
+        std::min(1.0,
+                 (stream("Relu", 1, {}, 1 << 20) + stream("Add", 2, {}, 1 << 20)) /
+                     (2 * profile.memory_bandwidth));
+    profile.vector_flops = element_wise_arithmetic();
+    profile.launch_seconds = smallest_call();
+    profile.link_bandwidth = world_ == nullptr ? 0 : link();
+  }
+
+ private:
+  // Best seconds of one call of `fn`.
+  template <typename Fn>
+  double best_seconds(Fn&& fn) {
+    fn();  // caches, page faults, primitives
+    Clock::time_point start = Clock::now();
+    fn();
+    int64_t calls =
+        std::max<int64_t>(1, static_cast<int64_t>(kLeastSeconds / (seconds_since(start) + 1e-9)));
+    if (world_ != nullptr) {  // the same number everywhere: fn may be a collective
+      world_->broadcast(&calls, sizeof(calls), 0);
+    }
+    double best = 1e30;
+    for (int i = 0; i < kRepetitions; ++i) {
+      if (world_ != nullptr) {
+        world_->barrier();
+      }
+      start = Clock::now();
+      for (int64_t call = 0; call < calls; ++call) {
+        fn();
+      }
+      best = std::min(best, seconds_since(start) / static_cast<double>(calls));
+    }
+    return best;
+  }
+
+  double product(DType dtype, int64_t m, int64_t n, int64_t k) {
+    SingleNode node(device_, "MatMul", {{dtype, {m, k}}, {dtype, {k, n}}}, {});
+    return node.cost().matmul_flops() / best_seconds([&] { node.run(); });
+  }
+
+  double fastest_product(DType dtype) {
+    double fastest = 0;
+    for (const int64_t n : {512, 1024}) {
+      fastest = std::max(fastest, product(dtype, n, n, n));
+    }
+    return fastest;
+  }
+
+  // Harmonic mean over products as layers have them: few rows, narrow and wide.
+  double layer_products() {
+    const std::vector<std::vector<int64_t>> shapes = {
+        {128, 128, 512}, {128, 512, 128}, {512, 384, 384}, {1024, 256, 64}, {64, 1024, 1024}};
+    double inverse = 0;
+    for (const std::vector<int64_t>& s : shapes) {
+      inverse += 1 / product(DType::kFloat32, s[0], s[1], s[2]);
+    }
+    return static_cast<double>(shapes.size()) / inverse;
+  }
+
+  // Bytes per second of an element-wise operator over `elements` floats an operand.
+  double stream(const char* op_type,
+                int num_inputs,
+                const Attributes& attributes,
+                int64_t elements) {
+    const TensorType type{DType::kFloat32, {elements}};
+    SingleNode node(
+        device_, op_type, TensorTypes(static_cast<size_t>(num_inputs), type), attributes);
+    return node.cost().bytes / best_seconds([&] { node.run(); });
+  }
+
+  // FLOP/s of a function of many operations per element, within the cache.
+  double element_wise_arithmetic() {
+    SingleNode node(device_, "Gelu", {{DType::kFloat32, {1 << 14}}}, {});
+    return std::max(1.0, node.cost().flops) / best_seconds([&] { node.run(); });
+  }
+
+  double smallest_call() {
+    SingleNode node(device_, "Add", {{DType::kFloat32, {1}}, {DType::kFloat32, {1}}}, {});
+    return best_seconds([&] { node.run(); });
+  }
+
+  // Bus bandwidth of an all-reduce of 16 MiB: bytes x 2 (n - 1) / n per second.
+  double link() {
+    std::vector<float> data(4 << 20, 0.0f);
+    const double seconds = best_seconds([&] {
+      world_->all_reduce(
+          data.data(), static_cast<int64_t>(data.size()), DType::kFloat32, ReductionKind::kSum);
+    });
+    const double n = world_->world_size();
+    return static_cast<double>(data.size() * sizeof(float)) * 2 * (n - 1) / n / seconds;
+  }
+
+  Device& device_;
+  Communicator* world_;
+};
+
+MachineProfile mean(const std::vector<MachineProfile>& parts) {
+  MachineProfile sum = parts.at(0);
+  const auto average = [&](auto&& field) {
+    double total = 0;
+    for (const MachineProfile& part : parts) {
+      total += field(const_cast<MachineProfile&>(part));
+    }
+    field(sum) = total / static_cast<double>(parts.size());
+  };
+  for (const char* precision : {"fp32", "fp64", "bf16"}) {
+    average([&](MachineProfile& p) -> double& { return p.flops[precision]; });
+  }
+  average([](MachineProfile& p) -> double& { return p.matmul_efficiency; });
+  average([](MachineProfile& p) -> double& { return p.memory_bandwidth; });
+  average([](MachineProfile& p) -> double& { return p.memory_efficiency; });
+  average([](MachineProfile& p) -> double& { return p.vector_flops; });
+  average([](MachineProfile& p) -> double& { return p.launch_seconds; });
+  average([](MachineProfile& p) -> double& { return p.link_bandwidth; });
+  return sum;
+}
+
+}  // namespace
+
+MachineProfile profile_machine(const std::vector<DeviceOptions>& devices) {
+  const int n = static_cast<int>(devices.size());
+  std::vector<std::unique_ptr<Communicator>> worlds;
+  if (n > 1) {
+    worlds = make_thread_communicators(n, std::chrono::seconds(60));
+  }
+  std::vector<MachineProfile> parts(devices.size());
+  std::vector<std::exception_ptr> failures(devices.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    threads.emplace_back([&, i] {
+      Communicator* world = n > 1 ? worlds[i].get() : nullptr;
+      try {
+        const std::unique_ptr<Device> device = make_cpu_device(static_cast<int>(i), devices[i]);
+        DeviceProfiler(*device, world).measure(parts[i]);
+      } catch (const std::exception& error) {
+        failures[i] = std::current_exception();
+        if (world != nullptr) {
+          world->abort(error.what());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  }
+  MachineProfile profile = mean(parts);
+  profile.num_devices = n;
+  profile.threads = devices[0].threads;
+  profile.memory_bytes = describe_machine().memory_bytes;
+  return profile;
+}
+
+std::string profile_yaml(const MachineProfile& profile, const std::string& name) {
+  const auto number = [](double value) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.4g", value);
+    return std::string(text);
+  };
+  std::string yaml = concat("# Measured by `trainrt profile` on ",
+                            profile.num_devices,
+                            profile.num_devices == 1 ? " device" : " devices",
+                            " of ",
+                            profile.threads,
+                            " threads.\n");
+  yaml +=
+      concat("hosts:\n  - {count: 1, devices: [{count: ",
+             profile.num_devices,
+             ", type: ",
+             name,
+             "}], intra: ",
+             profile.num_devices > 1
+                 ? concat("{type: shared-memory, bandwidth: ", number(profile.link_bandwidth), "}")
+                 : std::string("shared-memory"),
+             "}\n");
+  yaml += concat("devices:\n  ", name, ":\n    base: cpu\n");
+  yaml += concat("    memory: ", profile.memory_bytes / profile.num_devices, "\n");
+  yaml += concat("    sms: ", profile.threads, "\n");
+  yaml += concat("    memory_bandwidth: ", number(profile.memory_bandwidth), "\n    flops: {");
+  bool first = true;
+  for (const auto& [precision, rate] : profile.flops) {
+    yaml += concat(first ? "" : ", ", precision, ": ", number(rate));
+    first = false;
+  }
+  yaml += concat("}\n    efficiency: {matmul: ",
+                 number(profile.matmul_efficiency),
+                 ", memory: ",
+                 number(profile.memory_efficiency),
+                 ", vector: ",
+                 number(profile.vector_flops / profile.flops.at("fp32")),
+                 ", launch_seconds: ",
+                 number(profile.launch_seconds),
+                 "}\n");
+  return yaml;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,47 @@
+// `trainrt profile`: a file that --cluster takes, with figures that hardware can have.
+#include <gtest/gtest.h>
+
+#include "parallel/cluster_file.h"
+#include "tests/support/run_program.h"
+
+namespace trainrt {
+namespace {
+
+using testing::ProgramResult;
+using testing::run_trainrt;
+using testing::TemporaryFolder;
+
+TEST(ProfileCommandTest, WritesAClusterOfThisMachine) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("here.yaml");
+  for (const int n : {1, 2}) {
+    const ProgramResult result = run_trainrt(
+        {"profile", "--devices", "cpu:" + std::to_string(n), "--threads", "1", "-o", file});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Topology topology = load_cluster(file);
+    ASSERT_EQ(topology.num_devices(), n);
+    const DeviceType& type = topology.type_of(0);
+    EXPECT_TRUE(type.is_cpu());
+    // Anything between an old laptop's core under load and a server's.
+    EXPECT_GT(type.flops.at("fp32"), 1e8);
+    EXPECT_LT(type.flops.at("fp32"), 1e13);
+    EXPECT_GT(type.memory_bandwidth, 1e8);
+    EXPECT_LT(type.memory_bandwidth, 1e12);
+    EXPECT_GT(type.memory_bytes, int64_t{1} << 27);
+    EXPECT_GT(topology.hosts[0].intra.bandwidth, 1e6);
+  }
+}
+
+TEST(ProfileCommandTest, PlansTakeTheFile) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(
+      run_trainrt({"profile", "--devices", "cpu:2", "-o", folder.file("here.yaml")}).exit_code, 0);
+  ASSERT_EQ(run_trainrt({"model", "mlp", "--hidden", "32", "-o", folder.file("m.onnx")}).exit_code,
+            0);
+  const ProgramResult plan =
+      run_trainrt({"plan", folder.file("m.onnx"), "--cluster", folder.file("here.yaml")});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+}
+
+}  // namespace
+}  // namespace trainrt
