@@ -26,6 +26,14 @@ struct Envelope {
   std::byte payload[kInlineBytes] = {};
 };
 
+// Comes before a message's data, or with it when it is short.
+struct MessageHeader {
+  int64_t bytes = 0;
+  std::byte payload[kInlineBytes] = {};
+};
+
+enum class SlotKind : uint64_t { kHeader, kData, kResult, kMessage, kMessageData };
+
 class GlooCommunicator : public ProcessCommunicator {
  public:
   using ProcessCommunicator::ProcessCommunicator;
@@ -162,6 +170,43 @@ class GlooCommunicator : public ProcessCommunicator {
 
  private:
   using Source = std::function<const void*(size_t rank)>;  // payload for a rank
+
+  uint64_t slot(SlotKind kind, int tag = 0) const {
+    return (static_cast<uint64_t>(number()) << 36) | (static_cast<uint64_t>(kind) << 32) |
+           static_cast<uint32_t>(tag);
+  }
+
+  void post(const void* data, int64_t bytes, int peer, int tag) override {
+    MessageHeader header;
+    header.bytes = bytes;
+    const bool is_short = bytes <= kInlineBytes;
+    copy_bytes(header.payload, data, is_short ? bytes : 0);
+    const int to = member(static_cast<size_t>(peer));
+    const auto enqueue = [&](const void* from, int64_t size, SlotKind kind) {
+      const std::byte* first = static_cast<const std::byte*>(from);
+      mesh().post({first, first + size}, to, slot(kind, tag));
+    };
+    enqueue(&header, sizeof(header), SlotKind::kMessage);
+    if (!is_short) {
+      enqueue(data, bytes, SlotKind::kMessageData);
+    }
+  }
+
+  int64_t take(void* data, int64_t bytes, int peer, int tag) override {
+    const int from = member(static_cast<size_t>(peer));
+    const auto until = deadline();
+    MessageHeader header;
+    mesh().wait(mesh().receive(&header, sizeof(header), from, slot(SlotKind::kMessage, tag)),
+                doing(),
+                until);
+    if (header.bytes == bytes && bytes > kInlineBytes) {
+      mesh().wait(
+          mesh().receive(data, bytes, from, slot(SlotKind::kMessageData, tag)), doing(), until);
+    } else {
+      copy_bytes(data, header.payload, std::min({header.bytes, bytes, kInlineBytes}));
+    }
+    return header.bytes;
+  }
 
   std::vector<int64_t> equal_counts(int64_t count) const {
     return std::vector<int64_t>(size(), count);

@@ -5,7 +5,7 @@
 // order by the same code as between threads, so N processes give the bits of N threads. Bytes that
 // a rank sends, with n ranks and b bytes: all_reduce 2 b (n-1)/n, reduce_scatter and all_gather b
 // (n-1)/n, broadcast b (n-1) from the root. Beyond the caller's buffers a communicator holds at
-// most 8 MiB, and copies of what was sent and has not been received.
+// most 8 MiB (in shared memory 2 MiB for each rank), and copies of what was sent and not received.
 #pragma once
 
 #include <memory>

@@ -10,14 +10,6 @@ namespace trainrt {
 
 namespace {
 
-constexpr int64_t kInlineBytes = 240;
-
-// Comes before a message's data, or with it when it is short.
-struct MessageHeader {
-  int64_t bytes = 0;
-  std::byte payload[kInlineBytes] = {};
-};
-
 const char* call_name(Call call) {
   constexpr const char* kNames[] = {
       "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier"};
@@ -80,23 +72,15 @@ ProcessCommunicator::ProcessCommunicator(ProcessGroup group) : group_(std::move(
 }
 
 void ProcessCommunicator::send(const void* data, int64_t bytes, int peer, int tag) {
-  const std::byte* from = static_cast<const std::byte*>(data);
+  doing_ = message_string("send", bytes, peer, tag);
   if (const std::optional<Failure> failure = mesh().rendezvous().failure()) {
-    mesh().throw_failure(message_string("send", bytes, peer, tag), *failure);
+    mesh().throw_failure(doing_, *failure);
   }
   if (peer == rank()) {
+    const std::byte* from = static_cast<const std::byte*>(data);
     to_self_[tag].emplace_back(from, from + bytes);
-    return;
-  }
-  MessageHeader header;
-  header.bytes = bytes;
-  const bool is_short = bytes <= kInlineBytes;
-  copy_bytes(header.payload, data, is_short ? bytes : 0);
-  const std::byte* head = reinterpret_cast<const std::byte*>(&header);
-  const int to = group_.members.at(static_cast<size_t>(peer));
-  mesh().post({head, head + sizeof(header)}, to, slot(SlotKind::kMessage, tag));
-  if (!is_short) {
-    mesh().post({from, from + bytes}, to, slot(SlotKind::kMessageData, tag));
+  } else {
+    post(data, bytes, peer, tag);
   }
 }
 
@@ -110,19 +94,7 @@ void ProcessCommunicator::recv(void* data, int64_t bytes, int peer, int tag) {
     copy_bytes(data, box.front().data(), std::min(found, bytes));
     box.pop_front();
   } else {
-    const int from = group_.members.at(static_cast<size_t>(peer));
-    MessageHeader header;
-    const auto until = deadline();
-    mesh().wait(mesh().receive(&header, sizeof(header), from, slot(SlotKind::kMessage, tag)),
-                doing_,
-                until);
-    found = header.bytes;
-    if (found == bytes && bytes > kInlineBytes) {
-      mesh().wait(
-          mesh().receive(data, bytes, from, slot(SlotKind::kMessageData, tag)), doing_, until);
-    } else {
-      copy_bytes(data, header.payload, std::min({found, bytes, kInlineBytes}));
-    }
+    found = take(data, bytes, peer, tag);
   }
   if (found != bytes) {
     fail(concat("rank ",
@@ -173,11 +145,6 @@ void ProcessCommunicator::abort(const std::string& reason) noexcept {
                                  concat("rank ", world_rank(), " failed: ", reason)});
   } catch (...) {  // nothing can be said any more; the others see the connection end
   }
-}
-
-uint64_t ProcessCommunicator::slot(SlotKind kind, int tag) const {
-  return (static_cast<uint64_t>(group_.number) << 36) | (static_cast<uint64_t>(kind) << 32) |
-         static_cast<uint32_t>(tag);
 }
 
 SteadyClock::time_point ProcessCommunicator::deadline() const {

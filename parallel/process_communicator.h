@@ -1,5 +1,5 @@
-// What communicators between processes have in common: who is in the group, point-to-point
-// messages, splitting, failures. Collectives differ by what connects the members (gloo_, shared_).
+// What communicators between processes have in common: who is in the group, splitting, failures,
+// the rules of messages. How bytes move differs by what connects the members (gloo_, shared_).
 #pragma once
 
 #include <cstdint>
@@ -60,13 +60,16 @@ class ProcessCommunicator : public Communicator {
   void abort(const std::string& reason) noexcept override;
 
  protected:
-  enum class SlotKind : uint64_t { kHeader, kData, kResult, kMessage, kMessageData };
+  // A message to another member, and the next one of `tag` from it, of which at most `bytes` are
+  // copied: its size.
+  virtual void post(const void* data, int64_t bytes, int peer, int tag) = 0;
+  virtual int64_t take(void* data, int64_t bytes, int peer, int tag) = 0;
 
   GlooMesh& mesh() const { return *group_.mesh; }
   int member(size_t r) const { return group_.members[r]; }
   size_t self() const { return static_cast<size_t>(group_.rank); }
   size_t size() const { return group_.members.size(); }
-  uint64_t slot(SlotKind kind, int tag = 0) const;
+  int64_t number() const { return group_.number; }
   SteadyClock::time_point deadline() const;
 
   // The call that begins now; end() counts it.

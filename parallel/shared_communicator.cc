@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "parallel/reduce_in_order.h"
+#include "parallel/shared_mail.h"
 #include "parallel/shared_window.h"
 
 namespace trainrt {
@@ -27,8 +28,12 @@ struct AreaHeader {
 
 class SharedCommunicator : public ProcessCommunicator {
  public:
-  SharedCommunicator(ProcessGroup group, std::unique_ptr<SharedWindow> window)
-      : ProcessCommunicator(std::move(group)), window_(std::move(window)) {
+  SharedCommunicator(ProcessGroup group,
+                     std::unique_ptr<SharedWindow> window,
+                     std::vector<int64_t> processes)
+      : ProcessCommunicator(std::move(group)),
+        window_(std::move(window)),
+        mail_(*window_, rank(), std::move(processes)) {
     data_offset_ =
         static_cast<int64_t>((sizeof(AreaHeader) + size() * sizeof(int64_t) + 63) / 64 * 64);
   }
@@ -191,7 +196,7 @@ class SharedCommunicator : public ProcessCommunicator {
       std::copy(sends_.begin(), sends_.end(), sends_of(self()));
     }
     write(area(self()));
-    window_->arrive(rank());
+    window_->arrivals(rank()).raise();
     for (size_t r = 0; r < size(); ++r) {
       if (r != self()) {
         wait_for(r);
@@ -201,8 +206,14 @@ class SharedCommunicator : public ProcessCommunicator {
   }
 
   void wait_for(size_t r) {
+    SharedCounter& arrivals = window_->arrivals(static_cast<int>(r));
+    wait_until(r, [&] { return arrivals.wait(rounds_, kLook); });
+  }
+
+  // Waits for rank r until `look`, which takes some milliseconds, finds what it looks for.
+  void wait_until(size_t r, const std::function<bool()>& look) {
     const auto until = deadline();
-    while (!window_->wait(static_cast<int>(r), rounds_, kLook)) {
+    while (!look()) {
       mesh().rendezvous().set_activity("in " + doing(), member(r));
       if (const std::optional<Failure> failure = mesh().rendezvous().failure()) {
         mesh().throw_failure(doing(), *failure);
@@ -213,7 +224,22 @@ class SharedCommunicator : public ProcessCommunicator {
     }
   }
 
+  void post(const void* data, int64_t bytes, int peer, int tag) override {
+    while (!mail_.send(data, bytes, peer, tag)) {
+      wait_until(static_cast<size_t>(peer), [&] { return mail_.wait_for_room(peer, kLook); });
+    }
+  }
+
+  int64_t take(void* data, int64_t bytes, int peer, int tag) override {
+    std::optional<int64_t> found;
+    while (!(found = mail_.receive(data, bytes, peer, tag))) {
+      wait_until(static_cast<size_t>(peer), [&] { return mail_.wait_for_message(peer, kLook); });
+    }
+    return *found;
+  }
+
   std::unique_ptr<SharedWindow> window_;
+  SharedMail mail_;
   int64_t data_offset_ = 0;
   uint32_t rounds_ = 0;
   std::vector<int64_t> sends_;  // of an all_to_all
@@ -236,14 +262,21 @@ std::unique_ptr<Communicator> make_shared_communicator(const ProcessGroup& group
     return nullptr;
   }
   std::unique_ptr<SharedWindow> window = group.rank == 0 ? SharedWindow::create(size) : nullptr;
-  int64_t place[2] = {::getpid(), window ? window->descriptor() : -1};
-  network.broadcast(place, sizeof(place), 0);
+  const int64_t own[2] = {::getpid(), window ? window->descriptor() : -1};
+  std::vector<int64_t> all(2 * group.members.size());
+  network.all_gather(own, all.data(), std::vector<int64_t>(group.members.size(), 2), DType::kInt64);
+  std::vector<int64_t> processes;
+  for (size_t r = 0; r < group.members.size(); ++r) {
+    processes.push_back(all[2 * r]);
+  }
   if (group.rank != 0) {
-    window = SharedWindow::open(place[0], place[1], size);
+    window = SharedWindow::open(all[0], all[1], size);
   }
   int64_t all_share = window ? 1 : 0;
   network.all_reduce(&all_share, 1, DType::kInt64, ReductionKind::kMin);
-  return all_share == 0 ? nullptr : std::make_unique<SharedCommunicator>(group, std::move(window));
+  return all_share == 0
+             ? nullptr
+             : std::make_unique<SharedCommunicator>(group, std::move(window), std::move(processes));
 }
 
 }  // namespace trainrt

@@ -1,4 +1,4 @@
-// Collectives of processes on one host, through memory that they share.
+// Collectives and messages of processes on one host, through memory that they share.
 //
 // A collective is a row of rounds: each rank writes a piece of its data into its own area, arrives,
 // waits for the others' arrivals and reads theirs. Areas alternate, so that a rank may write for
