@@ -6,8 +6,15 @@
 // weight that is shared by all rows. One operator rather than reshapes around a MatMul, so that
 // batch and sequence stay factors of their own and each can be split.
 //
+// MatMulAdd(a, b, bias[n], term): y = op(a) . op(b) + bias + term, either of the two absent, term
+// of y's shape. Emitted where a rank's program is settled (parallel/passes/epilogue_fusion), so
+// nothing differentiates or splits it. The product is complete before anything is added: same bits
+// as by nodes of their own.
+//
 // float32 and bfloat16 run on oneDNN. Leading dims are folded into rows where b has none: one large
 // product. float64 (comparisons against other frameworks) runs on Eigen, cut into fixed row blocks.
+#include <cstring>
+
 #include "graph/autodiff.h"
 #include "graph/upgrade.h"
 #include "ops/matmul_f64.h"
@@ -113,21 +120,28 @@ void for_each_matrix(const Product& p, Fn&& fn) {
   }
 }
 
+constexpr int kBias = 2, kTerm = 3;  // inputs of MatMulAdd
+
 template <typename T>
 void product_reference(KernelContext& op) {
   const Product p = product_of(op);
   const T* a = op.input<T>(0);
   const T* b = op.input<T>(1);
+  const T* bias = op.input<T>(kBias);
+  const T* term = op.input<T>(kTerm);
   T* y = op.output<T>(0);
   for_each_matrix(p, [&](int64_t a_offset, int64_t b_offset, int64_t y_offset) {
     for (int64_t i = 0; i < p.m; ++i) {
       for (int64_t j = 0; j < p.n; ++j) {
+        const int64_t at = y_offset + i * p.n + j;
         Accumulator<T> sum = 0;
         for (int64_t k = 0; k < p.k; ++k) {
           sum += static_cast<Accumulator<T>>(a[a_offset + i * p.a_row + k * p.a_column]) *
                  static_cast<Accumulator<T>>(b[b_offset + k * p.b_row + j * p.b_column]);
         }
-        y[y_offset + i * p.n + j] = static_cast<T>(sum);
+        T value = static_cast<T>(sum);
+        value = bias != nullptr ? static_cast<T>(value + bias[j]) : value;
+        y[at] = term != nullptr ? static_cast<T>(value + term[at]) : value;
       }
     }
   });
@@ -179,12 +193,23 @@ onednn::Prepared prepare_product(const OpContext& op) {
   Shape y_shape = p.batch;
   y_shape.insert(y_shape.end(), {p.m, p.n});
   const dnnl::memory::desc y = onednn::row_major(dtype, y_shape);
-  const dnnl::matmul::primitive_desc primitive_desc(
-      onednn::engine(), a, b, y, onednn::user_scratchpad());
-  return {
-      primitive_desc,
-      dnnl::matmul(primitive_desc),
-      {{DNNL_ARG_SRC, false, 0, a}, {DNNL_ARG_WEIGHTS, false, 1, b}, {DNNL_ARG_DST, true, 0, y}}};
+  std::vector<onednn::Argument> arguments = {
+      {DNNL_ARG_SRC, false, 0, a}, {DNNL_ARG_WEIGHTS, false, 1, b}, {DNNL_ARG_DST, true, 0, y}};
+  dnnl::primitive_attr attr = onednn::user_scratchpad();
+  if (op.has_input(kTerm)) {  // lies in y when the product starts
+    dnnl::post_ops post_ops;
+    post_ops.append_sum(1.0f);
+    attr.set_post_ops(post_ops);
+  }
+  dnnl::memory::desc bias;  // absent
+  if (op.has_input(kBias)) {
+    Shape bias_shape(y_shape.size(), 1);
+    bias_shape.back() = p.n;
+    bias = onednn::row_major(dtype, bias_shape);
+    arguments.push_back({DNNL_ARG_BIAS, false, kBias, bias});
+  }
+  const dnnl::matmul::primitive_desc primitive_desc(onednn::engine(), a, b, bias, y, attr);
+  return {primitive_desc, dnnl::matmul(primitive_desc), std::move(arguments)};
 }
 
 bool runs_on_onednn(const OpContext& op) {
@@ -200,13 +225,19 @@ int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
 }
 
 Kernel cpu_factory(const OpContext& op, const DeviceSpec& spec) {
-  if (op.input_dtype(0) == DType::kFloat64) {
+  const bool adds = op.has_input(kBias) || op.has_input(kTerm);
+  if (op.input_dtype(0) == DType::kFloat64 && !adds) {
     return product_f64;
   }
   if (!runs_on_onednn(op)) {
     return reference;
   }
   return [prepared = onednn::prepare(op, spec, prepare_product)](KernelContext& context) {
+    if (context.has_input(kTerm) && context.raw_input(kTerm) != context.raw_output(0)) {
+      std::memcpy(context.raw_output(0),
+                  context.raw_input(kTerm),
+                  static_cast<size_t>(context.output_type(0).bytes()));
+    }
     prepared->run(context);
   };
 }
@@ -222,7 +253,7 @@ Cost cost(const OpContext& op) {
 TensorTypes infer_matmul(const OpContext& op) {
   const Shape& a = op.input_shape(0);
   const Shape& b = op.input_shape(1);
-  TRAINRT_REQUIRE(op.num_inputs() == 2 && a.size() >= 2 && b.size() >= 2,
+  TRAINRT_REQUIRE(op.num_inputs() >= 2 && a.size() >= 2 && b.size() >= 2,
                   kInvalidModel,
                   "MatMul wants two matrices, got ",
                   shape_string(a),
@@ -432,7 +463,60 @@ OpDef weight_grad_op() {
   return op;
 }
 
+TensorTypes infer_matmul_add(const OpContext& op) {
+  const TensorTypes types = infer_matmul(op);
+  const TensorType bias{types[0].dtype, {types[0].shape.back()}};
+  TRAINRT_REQUIRE((!op.has_input(kBias) || op.input_type(kBias) == bias) &&
+                      (!op.has_input(kTerm) || op.input_type(kTerm) == types[0]),
+                  kInvalidModel,
+                  "MatMulAdd: the product is ",
+                  shape_string(types[0].shape),
+                  ", wanted a bias over its last dim and a term of its type");
+  return types;
+}
+
+// What is added must be added once, so k cannot be split.
+ShardingRule shard_matmul_add(const OpContext& op) {
+  const bool trans_a = op.attributes().get_int("trans_a", 0) != 0;
+  const bool trans_b = op.attributes().get_int("trans_b", 0) != 0;
+  std::string equation =
+      concat(trans_a ? "... k m" : "... m k", ", ", trans_b ? "... n k" : "... k n");
+  if (op.num_inputs() > kBias) {
+    equation += op.has_input(kBias) ? ", n" : ", _";
+  }
+  if (op.num_inputs() > kTerm) {
+    equation += op.has_input(kTerm) ? ", ... m n" : ", _";
+  }
+  return Factors(op, equation + " -> ... m n").whole("k");
+}
+
+OpDef matmul_add_op() {
+  OpDef op;
+  op.name = "MatMulAdd";
+  op.infer_types = infer_matmul_add;
+  op.cost = cost;
+  op.sharding = shard_matmul_add;
+  op.reference_kernel = reference;
+  op.not_differentiable = true;
+  op.inplace = {{0, kTerm}};
+  op.workspace = workspace;
+  op.cpu_factory = cpu_factory;
+  const auto f32 = [](Shape shape) { return TensorType{DType::kFloat32, std::move(shape)}; };
+  op.examples = {
+      {.name = "bias", .inputs = {f32({2, 4, 6}), f32({6, 8}), f32({8}), {}}, .absent = {kTerm}},
+      {.name = "term",
+       .attributes = {{"trans_b", int64_t{1}}},
+       .inputs = {f32({2, 4, 6}), f32({8, 6}), {}, f32({2, 4, 8})},
+       .absent = {kBias}},
+      {.name = "batched_bias_and_term",
+       .attributes = {{"trans_a", int64_t{1}}},
+       .inputs = {f32({2, 6, 4}), f32({2, 6, 8}), f32({8}), f32({2, 4, 8})}},
+  };
+  return op;
+}
+
 const RegisterOp kMatMul{matmul_op()};
+const RegisterOp kMatMulAdd{matmul_add_op()};
 const RegisterOp kMatMulWeightGrad{weight_grad_op()};
 const RegisterUpgrade kFusedMatMul{"com.microsoft", "FusedMatMul", upgrade_fused_matmul};
 

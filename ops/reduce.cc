@@ -78,7 +78,9 @@ Walk make_walk(const Shape& shape, const std::vector<int64_t>& axes) {
 
   walk.column_blocks = walk.inner_reduced ? 1 : (walk.inner + kColumns - 1) / kColumns;
   if (walk.inner_reduced) {
-    walk.outputs_per_task = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, walk.count));
+    const int64_t most = walk.num_outputs / kFewTasks;
+    walk.outputs_per_task = std::clamp<int64_t>(
+        kGrain / std::max<int64_t>(1, walk.count), 1, std::max<int64_t>(1, most));
     walk.num_tasks = (walk.num_outputs + walk.outputs_per_task - 1) / walk.outputs_per_task;
   } else {
     walk.num_tasks = walk.num_kept * walk.column_blocks;

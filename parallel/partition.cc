@@ -11,6 +11,7 @@
 #include "graph/op_def.h"
 #include "parallel/passes/batch_norm_ranks.h"
 #include "parallel/passes/delay_weights.h"
+#include "parallel/passes/epilogue_fusion.h"
 #include "parallel/passes/exact_reduction.h"
 #include "parallel/passes/padding.h"
 #include "parallel/passes/recompute.h"
@@ -280,11 +281,15 @@ int64_t Partitioner::synced_samples(size_t i) const {
 
 ProgramVariant Partitioner::variant(const VariantKey& key,
                                     const RankCoordinates& at,
+                                    Backend backend,
                                     std::map<std::string, TensorPiece>* pieces) {
   const Lowered& source = lowered(key, at);
   const bool merge_update =
       !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
   RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
+  if (backend == Backend::kCpu) {
+    fuse_epilogues(rank_graph);
+  }
   ProgramVariant variant;
   variant.micro_batch_size = key.size;
   variant.graph = std::move(rank_graph.local.graph);
@@ -328,14 +333,14 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
     const auto [known, is_new] =
         variants.try_emplace(key, static_cast<int>(program.variants.size()));
     if (is_new) {
-      program.variants.push_back(variant(key, at, &program.pieces));
+      program.variants.push_back(variant(key, at, device.backend, &program.pieces));
     }
     program.micro_batches.push_back(
         {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard});
   }
   // The phases of a full micro-batch, which a rank without samples has none of.
   const ProgramVariant full =
-      cuts.empty() ? variant(any, at, &program.pieces) : program.variants[0];
+      cuts.empty() ? variant(any, at, device.backend, &program.pieces) : program.variants[0];
   if (cuts.empty()) {
     program.variants.push_back(idle_variant(full, lockstep));
     connect_host(program.variants.back());
@@ -346,7 +351,7 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
     const auto [known, is_new] =
         silent.try_emplace(key.synced, static_cast<int>(program.variants.size()));
     if (is_new) {
-      program.variants.push_back(silent_variant(variant(key, at, &program.pieces)));
+      program.variants.push_back(silent_variant(variant(key, at, device.backend, &program.pieces)));
       connect_host(program.variants.back());
     }
     const int64_t end = cuts.empty() ? 0 : cuts.back().first_sample + cuts.back().num_samples;

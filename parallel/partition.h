@@ -43,6 +43,7 @@ class Partitioner {
   int64_t synced_samples(size_t i) const;
   ProgramVariant variant(const VariantKey& key,
                          const RankCoordinates& at,
+                         Backend backend,
                          std::map<std::string, TensorPiece>* pieces);
 
   TrainingGraphFactory factory_;
