@@ -300,10 +300,8 @@ void matmul_gradient(GradientBuilder& g) {
   const bool ta = g.attributes().get_int("trans_a", 0) != 0;
   const bool tb = g.attributes().get_int("trans_b", 0) != 0;
   const ValueId a = g.input(0), b = g.input(1), dy = g.output_grad(0);
-  if (g.needs_grad(0)) {
-    const ValueId da = ta ? g.matmul(b, dy, tb, true) : g.matmul(dy, b, false, !tb);
-    g.set_input_grad(0, g.reduce_to(da, g.shape(a)));
-  }
+  // The weight's gradient first: what it reads (an activation made again) may then go before the
+  // input's gradient, which is as large, comes into being.
   if (g.needs_grad(1)) {
     ValueId db = kNoValue;
     if (g.ndim(b) == 2 && g.ndim(a) > 2 && !ta) {
@@ -312,6 +310,10 @@ void matmul_gradient(GradientBuilder& g) {
       db = tb ? g.matmul(dy, a, true, ta) : g.matmul(a, dy, !ta, false);
     }
     g.set_input_grad(1, g.reduce_to(db, g.shape(b)));
+  }
+  if (g.needs_grad(0)) {
+    const ValueId da = ta ? g.matmul(b, dy, tb, true) : g.matmul(dy, b, false, !tb);
+    g.set_input_grad(0, g.reduce_to(da, g.shape(a)));
   }
 }
 

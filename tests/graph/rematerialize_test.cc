@@ -71,6 +71,24 @@ TEST(RematerializeTest, WhatIsMadeAgainIsNotMadeFromWhatIsMadeAgain) {
   expect_same_bits(g, again);
 }
 
+TEST(RematerializeTest, NormalizedRowsAndGeluAreMadeAgain) {
+  ImageGraph g;
+  const ValueId x = g.builder.matmul(g.parameter("x", {256, 64}), g.parameter("w1", {64, 128}));
+  const ValueId normalized = g.builder.op(
+      "LayerNormalization", {x, g.parameter("scale", {128}), g.parameter("shift", {128})});
+  const ValueId activated =
+      g.builder.op("Gelu", {g.builder.matmul(normalized, g.parameter("w2", {128, 128}))});
+  g.graph.rename_value(normalized, "normalized");
+  g.graph.rename_value(activated, "activated");
+  g.graph.outputs() = {g.builder.matmul(activated, g.parameter("w3", {128, 8}))};
+  g.graph = with_gradients(g.graph);
+  const Graph again = rematerialize(g.graph);
+  EXPECT_FALSE(is_read_by_backward(again, "normalized"));
+  EXPECT_FALSE(is_read_by_backward(again, "activated"));
+  EXPECT_EQ(again.num_nodes(), g.graph.num_nodes() + 2);
+  expect_same_bits(g, again);
+}
+
 TEST(RematerializeTest, SmallTensorsStay) {
   ImageGraph g;
   const ValueId x = g.conv(g.parameter("x", {1, 3, 4, 4}), 8, "conv1");
