@@ -33,6 +33,8 @@ SETTINGS = {
     "mlp": ["eager", "compile", "autotune"],
     "cnn": ["eager", "eager+channels_last", "compile", "compile+channels_last"],
     "resnet18": ["eager", "eager+channels_last", "compile", "compile+channels_last"],
+    "chargpt": ["eager", "compile", "autotune"],
+    "midgpt": ["eager", "compile", "autotune"],
     "gpt": ["eager", "compile", "autotune"],
 }
 SAMPLES = 8  # batches in the data set
@@ -59,7 +61,7 @@ class Trainrt:
     def write_data(self, name, folder):
         work = self.work
         random = numpy.random.default_rng(0)
-        if name == "gpt":
+        if name.endswith("gpt"):
             path = folder / "tokens.bin"
             count = work.batch * SAMPLES * work.input_shape[0] + 1
             random.integers(work.classes, size=count, dtype=numpy.uint16).tofile(path)

@@ -105,7 +105,14 @@ class Gpt(nn.Module):
         return functional.linear(x, self.tokens.weight)
 
 
-NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "gpt": Gpt}
+NETWORKS = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "gpt": Gpt,
+    "chargpt": lambda: Gpt(width=128, heads=4, ffn=512, vocab=96),
+    "midgpt": lambda: Gpt(layers=6, width=384, heads=6, ffn=1536, vocab=96, length=256),
+}
 
 
 class Step:
@@ -122,7 +129,7 @@ class Step:
         found = sum(p.numel() for p in self.network.parameters())
         if found != work.parameters:
             sys.exit(f"{name}: PyTorch's network has {found} parameters, wanted {work.parameters}")
-        if name == "gpt":
+        if name.endswith("gpt"):
             self.x = torch.randint(work.classes, [work.batch, *work.input_shape])
             self.labels = torch.randint(work.classes, [work.batch, *work.input_shape]).flatten()
         else:
