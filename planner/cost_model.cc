@@ -20,6 +20,8 @@
 #include <cmath>
 #include <map>
 
+#include "graph/base/error.h"
+
 namespace trainrt {
 
 namespace {
@@ -84,11 +86,27 @@ const std::vector<NamedConstant>& named_constants() {
 
 DeviceConstants constants_for(const DeviceType& device) {
   DeviceConstants constants = constants_for(device.architecture);
+  if (device.efficiency.empty()) {
+    return constants;
+  }
   for (const NamedConstant& constant : named_constants()) {
     const auto known = device.efficiency.find(constant.name);
-    if (known != device.efficiency.end()) {
-      constants.*constant.field = known->second;
+    if (known == device.efficiency.end()) {
+      continue;
     }
+    TRAINRT_REQUIRE(known->second >= constant.low && known->second <= constant.high,
+                    kInvalidArgument,
+                    "device type '",
+                    device.name,
+                    "': efficiency ",
+                    constant.name,
+                    " lies between ",
+                    constant.low,
+                    " and ",
+                    constant.high,
+                    " on hardware, found ",
+                    known->second);
+    constants.*constant.field = known->second;
   }
   return constants;
 }

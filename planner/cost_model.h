@@ -29,7 +29,8 @@ struct DeviceConstants {
 };
 
 DeviceConstants constants_for(const std::string& architecture);
-// The architecture's, with what is known of this device in their place.
+// The architecture's, with what is known of this device in their place. Throws kInvalidArgument for
+// a figure outside its range.
 DeviceConstants constants_for(const DeviceType& device);
 
 // A constant under the name that a device file gives it (efficiency_names()), and between which

@@ -68,6 +68,23 @@ TEST(ClusterFileTest, RefusesWhatItDoesNotKnow) {
             std::string::npos);
 }
 
+TEST(ClusterFileTest, ReadsFiguresFoundOnADevice) {
+  const Topology t = parse_cluster(
+      "devices: {mine: {base: a100, efficiency: {matmul: 0.7, memory: 0.8}}}\n"
+      "hosts: [{devices: [{count: 2, type: mine}]}]",
+      "c.yaml");
+  EXPECT_EQ(t.types[0].efficiency,
+            (std::map<std::string, double>{{"matmul", 0.7}, {"memory", 0.8}}));
+  EXPECT_NE(message_of("devices: {mine: {base: a100, efficiency: {matmull: 0.7}}}\nhosts: "
+                       "[{devices: [{type: mine}]}]")
+                .find("did you mean 'matmul'"),
+            std::string::npos);
+  EXPECT_NE(message_of("devices: {mine: {base: a100, efficiency: {matmul: -1}}}\nhosts: "
+                       "[{devices: [{type: mine}]}]")
+                .find("above zero"),
+            std::string::npos);
+}
+
 TEST(PresetTest, CountsHosts) {
   const Topology t = make_preset("dgx-a100:128");
   EXPECT_EQ(t.num_devices(), 1024);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "graph/base/error.h"
 #include "parallel/device_catalogue.h"
 
 namespace trainrt {
@@ -57,6 +58,8 @@ TEST(CostModelTest, FiguresOfADeviceReplaceItsArchitectures) {
   const MatmulDims dims{1, 8192, 8192, 8192};
   EXPECT_GT(CostModel(device, "fp16").matmul_seconds(dims),
             1.5 * model_of("A100").matmul_seconds(dims));
+  device.efficiency["matmul"] = 5;
+  EXPECT_THROW(constants_for(device), Error);
 }
 
 TEST(CostModelTest, NeverBeatsThePeak) {
