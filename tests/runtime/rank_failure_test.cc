@@ -55,7 +55,7 @@ class RankFailureTest : public ::testing::Test {
                    "--threads",
                    "1",
                    "--steps",
-                   "100000000",
+                   "2000000",
                    "--deadline",
                    "2"};
     words.insert(words.end(), more.begin(), more.end());
