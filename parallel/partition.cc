@@ -188,6 +188,33 @@ bool has_op(const Graph& graph, const std::string& op_type) {
   });
 }
 
+// The collectives over data ranks within a micro-batch, in order: whose gradient, parameter or sum
+// each is. Names in between may differ with the size (a gradient of one sample needs no sum).
+std::vector<std::string> data_collectives(const ProgramVariant& variant) {
+  const Graph& graph = variant.graph;
+  const std::vector<std::vector<NodeId>> consumers = graph.consumers();
+  std::vector<std::string> names;
+  for (const Phase& phase : variant.phases) {
+    for (const NodeId id : phase.nodes) {
+      const Node& node = graph.node(id);
+      if (node.region == Region::kUpdate || !is_communication(node.op_type) ||
+          node.attributes.get_string("group", "") != "data") {
+        continue;
+      }
+      const Value& source = graph.value(node.inputs[0]);
+      const std::vector<NodeId>& readers = consumers[static_cast<size_t>(node.outputs[0])];
+      const bool of_gradient = !readers.empty() && graph.node(readers[0]).op_type == "Accumulate";
+      names.push_back(concat(phase_letter(phase.kind),
+                             phase.virtual_stage,
+                             " ",
+                             is_persistent(source.kind) ? source.name
+                             : of_gradient              ? graph.node(readers[0]).name
+                                                        : node.name));
+    }
+  }
+  return names;
+}
+
 bool communicates_in_micro_batch(const Graph& graph) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
     return node.region != Region::kUpdate && is_communication(node.op_type) &&
@@ -203,8 +230,11 @@ Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
   accumulates_ = plan_.exact_reduction;
   for (int d = 0; d < plan_.data_parallel; ++d) {
     cuts_.push_back(cut_micro_batches(plan_, d));
-    // A rank without samples adds zeros to the sums, for which it needs an accumulator too.
-    accumulates_ = accumulates_ || cuts_.back().size() != 1;
+    // A rank without samples adds zeros to the sums, for which it needs an accumulator too; ranks
+    // of different sizes share one order of the update (program() below), apart from the backward.
+    accumulates_ =
+        accumulates_ || cuts_.back().size() != 1 ||
+        (plan_.tensor_parallel > 1 && cuts_.back()[0].num_samples != cuts_[0][0].num_samples);
     rounds_ = std::max(rounds_, cuts_.back().size());
     for (const MicroBatchCut& cut : cuts_.back()) {
       largest_ = std::max(largest_, cut.num_samples);
@@ -327,6 +357,14 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   const VariantKey any{largest_, synced_samples(0)};
   has_state_ = has_state_ || has_op(whole(largest_).graph, "RunningAverage");
   const bool lockstep = plan_.data_parallel > 1 && lowered(any, at).lockstep;
+  // Cutting over tensor ranks may order the update otherwise at another micro-batch size, but all
+  // data ranks have to sum gradients in one order: that of the largest.
+  const bool own_update = plan_.tensor_parallel == 1 || plan_.data_parallel == 1 || cuts.empty() ||
+                          cuts[0].num_samples == largest_;
+  if (!own_update) {
+    program.variants.push_back(update_variant(variant(any, at, device.backend, &program.pieces)));
+    connect_host(program.variants.back());
+  }
   std::map<VariantKey, int> variants;
   for (size_t i = 0; i < cuts.size(); ++i) {
     const VariantKey key{cuts[i].num_samples, synced_samples(i)};
@@ -334,13 +372,33 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
         variants.try_emplace(key, static_cast<int>(program.variants.size()));
     if (is_new) {
       program.variants.push_back(variant(key, at, device.backend, &program.pieces));
+      TRAINRT_REQUIRE(!lockstep || key.size == largest_ ||
+                          data_collectives(program.variants.back()) ==
+                              data_collectives(variant(any, at, device.backend, &program.pieces)),
+                      kInfeasiblePlan,
+                      "micro-batches of ",
+                      largest_,
+                      " and of ",
+                      key.size,
+                      " samples are cut differently over ",
+                      plan_.tensor_parallel,
+                      " tensor ranks, so data ranks that have one and the other cannot communicate "
+                      "within a micro-batch, which --zero ",
+                      plan_.zero_stage,
+                      " does; use a micro-batch size that divides the batch, or --zero 1");
     }
     program.micro_batches.push_back(
         {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard});
   }
   // The phases of a full micro-batch, which a rank without samples has none of.
-  const ProgramVariant full =
-      cuts.empty() ? variant(any, at, device.backend, &program.pieces) : program.variants[0];
+  const ProgramVariant full = cuts.empty() || !own_update
+                                  ? variant(any, at, device.backend, &program.pieces)
+                                  : program.variants[0];
+  for (size_t v = 1; v < program.variants.size(); ++v) {
+    std::erase_if(program.variants[v].phases, [](const Phase& phase) {
+      return phase.kind == PhaseKind::kReduce || phase.kind == PhaseKind::kUpdate;
+    });
+  }
   if (cuts.empty()) {
     program.variants.push_back(idle_variant(full, lockstep));
     connect_host(program.variants.back());

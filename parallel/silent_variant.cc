@@ -141,15 +141,28 @@ ProgramVariant silent_variant(const ProgramVariant& full) {
       [](NodeId) { return false; });
 }
 
-ProgramVariant idle_variant(const ProgramVariant& full, bool lockstep) {
-  const size_t num_nodes = static_cast<size_t>(full.graph.num_nodes());
-  const std::vector<bool> silent =
-      lockstep ? nodes_to_run(full) : std::vector<bool>(num_nodes, false);
+namespace {
+
+template <typename Left>
+ProgramVariant once_per_step(const ProgramVariant& full, Left&& left) {
   return reduced(
       full,
-      std::vector<bool>(num_nodes, true),
+      std::vector<bool>(static_cast<size_t>(full.graph.num_nodes()), true),
       [](PhaseKind kind) { return kind == PhaseKind::kReduce || kind == PhaseKind::kUpdate; },
-      [&](NodeId id) { return silent[static_cast<size_t>(id)]; });
+      left);
+}
+
+}  // namespace
+
+ProgramVariant idle_variant(const ProgramVariant& full, bool lockstep) {
+  const std::vector<bool> silent =
+      lockstep ? nodes_to_run(full)
+               : std::vector<bool>(static_cast<size_t>(full.graph.num_nodes()), false);
+  return once_per_step(full, [&](NodeId id) { return silent[static_cast<size_t>(id)]; });
+}
+
+ProgramVariant update_variant(const ProgramVariant& full) {
+  return once_per_step(full, [](NodeId) { return true; });
 }
 
 }  // namespace trainrt

@@ -17,4 +17,8 @@ ProgramVariant silent_variant(const ProgramVariant& full);
 // leave.
 ProgramVariant idle_variant(const ProgramVariant& full, bool lockstep);
 
+// What every rank runs once per step when data ranks have micro-batches of different sizes: the
+// reduce and update phases of `full` over what any micro-batches have accumulated.
+ProgramVariant update_variant(const ProgramVariant& full);
+
 }  // namespace trainrt

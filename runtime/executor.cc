@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "graph/evaluator.h"
@@ -455,10 +456,13 @@ void Executor::write(const std::string& name, const Tensor& tensor) {
 
 std::vector<const Value*> Executor::persistent_values() const {
   std::vector<const Value*> values;
-  for (const Value& value : impl_->programs.at(0).program->variants.at(0).graph.values()) {
-    if (is_persistent(value.kind) && value.kind != ValueKind::kConstant &&
-        value.kind != ValueKind::kGradient) {
-      values.push_back(&value);
+  std::set<std::string> known;
+  for (const ProgramVariant& variant : impl_->programs.at(0).program->variants) {
+    for (const Value& value : variant.graph.values()) {
+      if (is_persistent(value.kind) && value.kind != ValueKind::kConstant &&
+          value.kind != ValueKind::kGradient && known.insert(value.name).second) {
+        values.push_back(&value);
+      }
     }
   }
   return values;

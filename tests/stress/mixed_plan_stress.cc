@@ -57,6 +57,16 @@ void one_case(std::mt19937_64& random, std::string& what) {
   const auto run = [&](const Layout& wanted) {
     return run_plan(model.factory, plan_of(wanted, batch, model.num_nodes), model.feeds, options);
   };
+  try {
+    partition(model.factory,
+              plan_of(layout, batch, model.num_nodes),
+              std::vector<DeviceSpec>(static_cast<size_t>(layout.dp * layout.tp * layout.pp)));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInfeasiblePlan) {
+      return;  // refused, with a reason, before anything ran
+    }
+    throw;
+  }
   const PlanRun one = run(reference), result = run(layout);
   if (layout.tp == 1 && (layout.exact || layout.dp == 1)) {
     expect_equal_bits(one, result, what);
