@@ -4,6 +4,7 @@
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
+#include "parallel/trace_events.h"
 #include "planner/plan_report.h"
 #include "runtime/commands/command.h"
 #include "runtime/file_bytes.h"
@@ -116,6 +117,32 @@ std::map<std::string, double> prices_of(const Options& options, const Topology& 
   return prices;
 }
 
+// The predicted step of data rank 0, a process per pipeline rank, as `run --trace` writes the
+// measured one. What lies between two cells is a bubble, transfers that nobody waits for included.
+std::string predicted_trace(const Timeline& timeline) {
+  std::string text = kTraceBegin;
+  for (size_t rank = 0; rank < timeline.schedule.ranks.size(); ++rank) {
+    text += trace_rank_lines(static_cast<int>(rank), concat("stage ", rank, " (predicted)"));
+    double end = 0;
+    for (size_t i = 0; i < timeline.schedule.ranks[rank].size(); ++i) {
+      const CellTime& time = timeline.replay.cells[rank][i];
+      if (time.start > end) {
+        text += trace_line(static_cast<int>(rank),
+                           {"wait", TraceLane::kBubble, end, time.start - end, 1, -1});
+      }
+      end = time.end;
+      text += trace_line(static_cast<int>(rank),
+                         {cell_name(timeline.schedule.ranks[rank][i]),
+                          TraceLane::kCompute,
+                          time.start,
+                          time.end - time.start,
+                          1,
+                          -1});
+    }
+  }
+  return text + kTraceEnd;
+}
+
 int plan_command(const Options& options) {
   const auto begin = std::chrono::steady_clock::now();
   PlanRequest request;
@@ -133,6 +160,14 @@ int plan_command(const Options& options) {
   request.objective = objective_of(options.objective);
   request.price = prices_of(options, request.topology);
   const PlanResult result = make_plan(request);
+  if (!options.trace.empty()) {
+    TRAINRT_REQUIRE(result.chosen.prediction.timeline != nullptr,
+                    kInfeasiblePlan,
+                    "--trace: there is no plan whose step could be drawn");
+    write_file_atomically(options.trace, [&](std::ostream& out) {
+      out << predicted_trace(*result.chosen.prediction.timeline);
+    });
+  }
   ReportContext context;
   context.model_name = options.arguments[0].substr(options.arguments[0].rfind('/') + 1);
   context.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
