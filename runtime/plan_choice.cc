@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <charconv>
 
+#include "graph/base/log.h"
 #include "parallel/cluster_file.h"
 #include "parallel/micro_batches.h"
+#include "parallel/plan_annotation.h"
 #include "planner/planner.h"
 #include "runtime/file_bytes.h"
 #include "runtime/machine.h"
@@ -237,6 +239,14 @@ Plan choose_plan(const Options& options,
                  const std::vector<DeviceOptions>& devices) {
   const int num_devices = static_cast<int>(devices.size());
   if (options.plan.empty()) {
+    // A model may carry its plan (`trainrt plan --annotate`); it is followed where it fits.
+    const std::optional<AnnotatedPlan> annotated = plan_of_annotation(*job.model);
+    if (annotated && annotated->whole && !job.evaluate && num_devices > 1 &&
+        annotated->plan.world_size() == num_devices &&
+        annotated->plan.global_batch == options.batch_size) {
+      log_info("the plan is the one that the model carries");
+      return annotated->plan;
+    }
     if (!job.evaluate && wants_search(options, devices)) {
       return searched_plan(options, job, num_devices);
     }

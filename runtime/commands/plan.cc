@@ -4,6 +4,7 @@
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
+#include "parallel/plan_annotation.h"
 #include "parallel/trace_events.h"
 #include "planner/plan_report.h"
 #include "runtime/commands/command.h"
@@ -59,8 +60,13 @@ Options job_options(const Options& options) {
   return changed;
 }
 
-void pin_plan_file(const std::string& path, PlanPins* pins) {
-  const Plan plan = plan_from_json(read_text(path));
+// Cuts, shares and placements are not pins of the search yet: said aloud, since `run` follows them.
+void pin_plan(const Plan& plan, const std::string& where, PlanPins* pins) {
+  if (plan.stages.size() > 1 || !plan.shares.empty() || !plan.placements.empty()) {
+    log_warning(where,
+                ": degrees, schedule, recomputation, ZeRO and micro-batch size are pinned; cuts, "
+                "shares and placements are planned anew ('trainrt run --plan' follows them)");
+  }
   pins->data = plan.data_parallel;
   pins->tensor = plan.tensor_parallel;
   pins->pipeline = plan.pipeline_parallel;
@@ -155,7 +161,9 @@ int plan_command(const Options& options) {
   request.bind = job.bind.dims;
   request.pins = plan_pins(options);
   if (!options.plan.empty()) {
-    pin_plan_file(options.plan, &request.pins);
+    pin_plan(plan_from_json(read_text(options.plan)), options.plan, &request.pins);
+  } else if (const std::optional<AnnotatedPlan> annotated = plan_of_annotation(*job.model)) {
+    pin_plan(annotated->plan, options.arguments[0], &request.pins);
   }
   request.objective = objective_of(options.objective);
   request.price = prices_of(options, request.topology);
@@ -171,6 +179,14 @@ int plan_command(const Options& options) {
   ReportContext context;
   context.model_name = options.arguments[0].substr(options.arguments[0].rfind('/') + 1);
   context.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!options.annotate.empty()) {
+    TRAINRT_REQUIRE(result.feasible,
+                    kInfeasiblePlan,
+                    "--annotate '",
+                    options.annotate,
+                    "': no plan fits, so there is none to write");
+    write_annotated(*job.model, annotation_of(result.plan, *job.model), options.annotate);
+  }
   write_result(options.format == "json"   ? report_json(request, result, context)
                : options.format == "html" ? report_html(request, result, context)
                                           : report_text(request, result, context),
