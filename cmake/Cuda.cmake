@@ -1,8 +1,8 @@
 # trainrt_cuda: the CUDA sources of three folders as one module, which the program opens only where
 # a driver is present. It holds kernels and handles; the registry it fills is the program's.
-file(GLOB cuda_sources CONFIGURE_DEPENDS ops/*.cu runtime/cuda_*.cc runtime/cuda_*.cu
-  parallel/nccl_*.cc parallel/nccl_*.cu)
-if(TRAINRT_CUDA STREQUAL "OFF" OR NOT cuda_sources)
+file(GLOB trainrt_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/*.cu
+  ${CMAKE_SOURCE_DIR}/runtime/cuda_*.cc ${CMAKE_SOURCE_DIR}/parallel/nccl_*.cc)
+if(TRAINRT_CUDA STREQUAL "OFF" OR NOT trainrt_cuda_sources)
   return()
 endif()
 
@@ -40,13 +40,14 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 
-add_library(trainrt_cuda MODULE ${cuda_sources})
+add_library(trainrt_cuda MODULE ${trainrt_cuda_sources})
 set_target_properties(trainrt_cuda PROPERTIES PREFIX "" LINKER_LANGUAGE CXX)
 target_compile_options(trainrt_cuda PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-Xcompiler=-Wall>"
+  # 186: a functor that serves signed and unsigned integers compares the latter with zero, too.
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--diag-suppress=186;-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas>"
   "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${TRAINRT_WERROR}>>:-Werror=all-warnings>")
 target_include_directories(trainrt_cuda SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
 # The driver library (libcuda) is left out: linked, it would keep the module from loading without a
 # driver, and then there is no clean message.
-target_link_libraries(trainrt_cuda PRIVATE CUDA::cudart CUDA::cublas CUDA::cublasLt
+target_link_libraries(trainrt_cuda PRIVATE CUDA::cudart CUDA::cublasLt
   ${CUDNN_LIBRARY} ${NCCL_LIBRARY})

@@ -12,7 +12,7 @@ namespace trainrt {
 
 using RandomBlock = std::array<uint32_t, 4>;
 
-inline RandomBlock philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
+constexpr RandomBlock philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   RandomBlock c = {static_cast<uint32_t>(counter_low),
                    static_cast<uint32_t>(counter_low >> 32),
@@ -40,7 +40,7 @@ inline uint64_t hash_name(std::string_view name, uint64_t hash = 0xcbf29ce484222
 }
 
 // SplitMix64's finaliser: mixes several key parts into one.
-inline uint64_t mix_keys(uint64_t a, uint64_t b) {
+constexpr uint64_t mix_keys(uint64_t a, uint64_t b) {
   uint64_t z = a + 0x9E3779B97F4A7C15u * (b + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -48,12 +48,12 @@ inline uint64_t mix_keys(uint64_t a, uint64_t b) {
 }
 
 // Uniform in [0, 1): 24 bits, exact in float.
-inline float uniform_float(uint32_t word) {
+constexpr float uniform_float(uint32_t word) {
   return static_cast<float>(word >> 8) * 0x1p-24f;
 }
 
 // Uniform in [0, 1): 53 bits.
-inline double uniform_double(uint32_t high, uint32_t low) {
+constexpr double uniform_double(uint32_t high, uint32_t low) {
   return static_cast<double>(((uint64_t{high} << 32) | low) >> 11) * 0x1p-53;
 }
 

@@ -1,4 +1,6 @@
 // Add, Sub, and ONNX's variadic Sum and Mean, which become chains of Add.
+#include "ops/add.h"
+
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
@@ -7,20 +9,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Add {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a + b;
-  }
-};
-
-struct Sub {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a - b;
-  }
-};
 
 ShardingRule sum_sharding(const OpContext& op) {
   return Factors::elementwise(op).linear({{0, 1}});

@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "ops/attention.h"
+#include "ops/attention_scratch.h"
 #include "ops/gemm_tile.h"
 #include "ops/random_draw.h"
 #include "ops/rows.h"
@@ -608,10 +609,10 @@ uint32_t drop_limit(double ratio) {
 }
 
 int64_t forward_workspace(const OpContext& op, const DeviceSpec& spec) {
-  if (spec.backend != Backend::kCpu) {
-    return 0;
-  }
   const Problem p = problem_of(op);
+  if (spec.backend == Backend::kCuda) {
+    return DeviceScratch(p, op.input_dtype(0), nullptr, spec).total();
+  }
   const int64_t tasks = cut(p.samples * p.heads * num_chunks(p), spec.threads).tasks;
   return dispatch_real(op.input_dtype(0), [&](auto tag) {
     return tasks * Scratch<decltype(tag), Compute<decltype(tag)>>(p, nullptr, false).bytes;
@@ -619,10 +620,12 @@ int64_t forward_workspace(const OpContext& op, const DeviceSpec& spec) {
 }
 
 int64_t backward_workspace(const OpContext& op, const DeviceSpec& spec) {
-  if (spec.backend != Backend::kCpu) {
-    return 0;
-  }
   const Problem p = problem_of(op);
+  if (spec.backend == Backend::kCuda) {
+    const bool wants_mask = op.has_input(kMaskInput) && op.has_output(kMaskInput);
+    const Shape mask = wants_mask ? op.input_shape(kMaskInput) : Shape{0};
+    return DeviceScratch(p, op.input_dtype(0), &mask, spec).total();
+  }
   const int64_t tasks = cut(Units(p, op.has_output(kMaskInput)).count(), spec.threads).tasks;
   return dispatch_real(op.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);

@@ -31,6 +31,7 @@
 #include "ops/elementwise.h"
 #include "ops/onnx_dtype.h"
 #include "ops/rows.h"
+#include "ops/running_average.h"
 #include "ops/spatial.h"
 
 namespace trainrt {
@@ -359,16 +360,6 @@ OpDef fixed_moments_op() {
                   .low = 0.5}};
   return op;
 }
-
-struct RunningAverage {
-  explicit RunningAverage(const Attributes& attributes)
-      : momentum(attributes.get_float("momentum")) {}
-  template <typename T>
-  T operator()(T running, T batch) const {
-    return running * T(momentum) + batch * (T(1) - T(momentum));
-  }
-  double momentum;
-};
 
 OpDef running_average_op() {
   OpDef op = binary_op<RunningAverage>("RunningAverage");

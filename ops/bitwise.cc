@@ -1,4 +1,6 @@
 // BitwiseAnd, BitwiseOr, BitwiseXor and BitwiseNot, of integers alone.
+#include "ops/bitwise.h"
+
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/elementwise.h"
@@ -6,34 +8,6 @@
 namespace trainrt {
 
 namespace {
-
-struct BitwiseAnd {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a & b;
-  }
-};
-
-struct BitwiseOr {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a | b;
-  }
-};
-
-struct BitwiseXor {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a ^ b;
-  }
-};
-
-struct BitwiseNot {
-  template <typename T>
-  T operator()(T x) const {
-    return ~x;
-  }
-};
 
 template <typename F, size_t kNumInputs>
 OpDef bitwise_op(const char* name) {

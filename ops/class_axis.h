@@ -8,6 +8,7 @@
 #include <string>
 
 #include "graph/op_def.h"
+#include "ops/host_device.h"
 
 namespace trainrt {
 
@@ -17,9 +18,11 @@ struct ClassLayout {
   int64_t classes = 1;  // of this shard
   int64_t inner = 1;
   int64_t offset = 0;  // of this shard
-  int64_t items() const { return outer * inner; }
+  TRAINRT_HOST_DEVICE int64_t items() const { return outer * inner; }
   // Position of item `i`'s score for the shard's class 0; classes are `inner` apart.
-  int64_t base(int64_t i) const { return i / inner * classes * inner + i % inner; }
+  TRAINRT_HOST_DEVICE int64_t base(int64_t i) const {
+    return i / inner * classes * inner + i % inner;
+  }
 };
 
 inline ClassLayout class_layout(const Shape& scores, const Attributes& attributes) {
@@ -98,7 +101,7 @@ void dispatch_labels(DType dtype, Fn&& fn) {
 struct IgnoreIndex {
   explicit IgnoreIndex(const Attributes& attributes)
       : present(attributes.has("ignore_index")), value(attributes.get_int("ignore_index", 0)) {}
-  bool matches(int64_t label) const { return present && label == value; }
+  TRAINRT_HOST_DEVICE bool matches(int64_t label) const { return present && label == value; }
   bool present;
   int64_t value;
 };

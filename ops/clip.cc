@@ -1,7 +1,7 @@
 // Clip between constants `min` and `max` (attributes; either may be absent). The derivative at a
 // bound is 1, so that a value that starts there can move. Bounds that are computed become Max and
 // Min.
-#include <limits>
+#include "ops/clip.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
@@ -11,50 +11,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Bounds {
-  explicit Bounds(const Attributes& attributes)
-      : has_min(attributes.has("min")),
-        has_max(attributes.has("max")),
-        min(attributes.get_float("min", 0)),
-        max(attributes.get_float("max", 0)) {}
-  // The bounds as T, absent ones at the end of its range.
-  template <typename T>
-  T low() const {
-    if constexpr (std::is_integral_v<T>) {
-      return has_min ? static_cast<T>(min) : std::numeric_limits<T>::min();
-    } else {
-      return has_min ? static_cast<T>(min) : -std::numeric_limits<T>::infinity();
-    }
-  }
-  template <typename T>
-  T high() const {
-    if constexpr (std::is_integral_v<T>) {
-      return has_max ? static_cast<T>(max) : std::numeric_limits<T>::max();
-    } else {
-      return has_max ? static_cast<T>(max) : std::numeric_limits<T>::infinity();
-    }
-  }
-  bool has_min, has_max;
-  double min, max;
-};
-
-struct Clip : Bounds {
-  using Bounds::Bounds;
-  template <typename T>
-  T operator()(T x) const {
-    const T lower = x < low<T>() ? low<T>() : x;
-    return lower > high<T>() ? high<T>() : lower;  // max wins when the bounds cross
-  }
-};
-
-struct ClipGrad : Bounds {
-  using Bounds::Bounds;
-  template <typename T>
-  T operator()(T x, T dy) const {
-    return x >= low<T>() && x <= high<T>() ? dy : T(0);
-  }
-};
 
 // Bounds: attributes before opset 11, with the float range as default, then inputs.
 void upgrade_clip(UpgradeContext& context) {

@@ -1,5 +1,5 @@
 // Comparisons (to bool), logic on bools, and tests for NaN and infinity. None has a gradient.
-#include <cmath>
+#include "ops/comparison.h"
 
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
@@ -8,76 +8,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Equal {
-  template <typename T>
-  bool operator()(T a, T b) const {
-    return a == b;
-  }
-};
-
-struct Less {
-  template <typename T>
-  bool operator()(T a, T b) const {
-    return a < b;
-  }
-};
-
-struct LessOrEqual {
-  template <typename T>
-  bool operator()(T a, T b) const {
-    return a <= b;
-  }
-};
-
-struct Greater {
-  template <typename T>
-  bool operator()(T a, T b) const {
-    return a > b;
-  }
-};
-
-struct GreaterOrEqual {
-  template <typename T>
-  bool operator()(T a, T b) const {
-    return a >= b;
-  }
-};
-
-struct IsNaN {
-  template <typename T>
-  bool operator()(T x) const {
-    return x != x;
-  }
-};
-
-struct IsInf {
-  explicit IsInf(const Attributes& attributes)
-      : positive(attributes.get_int("detect_positive", 1) != 0),
-        negative(attributes.get_int("detect_negative", 1) != 0) {}
-  template <typename T>
-  bool operator()(T x) const {
-    const T infinity = std::numeric_limits<T>::infinity();
-    return (positive && x == infinity) || (negative && x == -infinity);
-  }
-  bool positive, negative;
-};
-
-struct And {
-  bool operator()(bool a, bool b) const { return a && b; }
-};
-
-struct Or {
-  bool operator()(bool a, bool b) const { return a || b; }
-};
-
-struct Xor {
-  bool operator()(bool a, bool b) const { return a != b; }
-};
-
-struct Not {
-  bool operator()(bool x) const { return !x; }
-};
 
 template <typename F>
 OpDef comparison(const char* name) {

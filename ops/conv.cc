@@ -289,11 +289,28 @@ bool runs_on_onednn(const OpContext& op) {
          conv.window.ndim() <= 3 && op.num_elements(0) > 0 && num_elements(op.output_shape(0)) > 0;
 }
 
+// Room for cuDNN, which picks among engines that differ in what they need, and, in nhwc, for the
+// weight in that order (ops/conv_cudnn.cuh): a rule of the shapes alone, so that a plan knows it.
+int64_t cudnn_workspace(const OpContext& op, const DeviceSpec& spec) {
+  const Convolution conv = convolution_of(op);
+  if (op.input_dtype(0) == DType::kFloat64) {
+    return 0;
+  }
+  constexpr int64_t kAlignment = 64, kLeast = int64_t{1} << 20;
+  const int64_t weight = num_elements(conv.w_shape()) * dtype_bytes(op.input_dtype(0));
+  const int64_t copy =
+      conv.window.channels_last ? (weight + kAlignment - 1) / kAlignment * kAlignment : 0;
+  return copy + std::min(spec.workspace_cap, kLeast + 2 * (op.input_bytes() + op.output_bytes()));
+}
+
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
-  if (spec.backend == Backend::kCpu && op.input_dtype(0) == DType::kFloat64) {
+  if (spec.backend == Backend::kCuda) {
+    return cudnn_workspace(op, spec);
+  }
+  if (op.input_dtype(0) == DType::kFloat64) {
     return conv_f64_workspace(op);
   }
-  if (spec.backend != Backend::kCpu || !runs_on_onednn(op)) {
+  if (!runs_on_onednn(op)) {
     return 0;
   }
   if (winograd_applies(op)) {

@@ -1,49 +1,16 @@
 // Losses that compare element by element, summed in float64: squared and absolute error, and binary
 // cross-entropy from logits, max(x, 0) - x t + log(1 + exp(-|x|)), which is PyTorch's stable form.
 // Gradients: 2 (x - t), sign(x - t) (0 where equal) and sigmoid(x) - t.
-#include <cmath>
+#include "ops/element_loss.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
-#include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
 
 constexpr int64_t kGrain = 16384;
-
-// One functor per kind: the loss of an element and its derivative.
-struct SquaredError {
-  template <typename T>
-  static T loss(T x, T t) {
-    return (x - t) * (x - t);
-  }
-  template <typename T>
-  static T slope(T x, T t) {
-    return T(2) * (x - t);
-  }
-};
-struct AbsoluteError {
-  template <typename T>
-  static T loss(T x, T t) {
-    return std::fabs(x - t);
-  }
-  template <typename T>
-  static T slope(T x, T t) {
-    return T(x > t) - T(x < t);
-  }
-};
-struct BceWithLogits {
-  template <typename T>
-  static T loss(T x, T t) {
-    return (x > T(0) ? x : T(0)) - x * t + vmath::log1p(vmath::exp(-std::fabs(x)));
-  }
-  template <typename T>
-  static T slope(T x, T t) {
-    return vmath::sigmoid(x) - t;
-  }
-};
 
 template <typename Fn>
 void dispatch_kind(const Attributes& attributes, Fn&& fn) {

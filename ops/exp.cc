@@ -1,57 +1,14 @@
 // Exp, Log, Sqrt and Reciprocal, the functions whose gradient is an ordinary quotient or product:
 // y = e^x: dx = y dy; y = log x: dx = dy / x; y = sqrt x: dx = dy / (2 y); y = 1 / x: dx = -y^2 dy.
-#include <cmath>
+#include "ops/exp.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "ops/elementwise.h"
-#include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
-
-struct Exp {
-  template <typename T>
-  T operator()(T x) const {
-    return vmath::exp(x);
-  }
-};
-
-struct Log {
-  template <typename T>
-  T operator()(T x) const {
-    return vmath::log(x);
-  }
-};
-
-struct Sqrt {
-  template <typename T>
-  T operator()(T x) const {
-    return std::sqrt(x);
-  }
-};
-
-struct SqrtGrad {
-  template <typename T>
-  T operator()(T y, T dy) const {
-    return dy / (T(2) * y);
-  }
-};
-
-struct Reciprocal {
-  template <typename T>
-  T operator()(T x) const {
-    return T(1) / x;
-  }
-};
-
-struct ReciprocalGrad {
-  template <typename T>
-  T operator()(T y, T dy) const {
-    return -dy * y * y;
-  }
-};
 
 OpDef exp_op() {
   OpDef op = unary_op<Exp>("Exp");

@@ -4,22 +4,18 @@
 //
 // Fusions: the five-node form that exporters write before opset 20 (Div, Erf, Add, Mul, Mul in any
 // order), and the tanh form (Pow or Mul cubes).
+#include "ops/gelu.h"
+
 #include <cmath>
 
 #include "graph/autodiff.h"
 #include "graph/passes/fusion.h"
 #include "graph/upgrade.h"
 #include "ops/elementwise.h"
-#include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
-
-constexpr double kSqrtHalf = 0.70710678118654752440;
-constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
-constexpr double kInvSqrtTwoPi = 0.39894228040143267794;
-constexpr double kCubic = 0.044715;
 
 bool is_tanh(const Attributes& attributes) {
   const std::string approximate = attributes.get_string("approximate", "none");
@@ -30,43 +26,6 @@ bool is_tanh(const Attributes& attributes) {
                   "', wanted none or tanh");
   return approximate == "tanh";
 }
-
-struct GeluErf {
-  template <typename T>
-  T operator()(T x) const {
-    return T(0.5) * x * (T(1) + vmath::erf(x * T(kSqrtHalf)));
-  }
-};
-
-template <typename T>
-T twice_u(T x) {
-  return T(2 * kSqrtTwoOverPi) * x * (T(1) + T(kCubic) * x * x);
-}
-
-struct GeluTanh {
-  template <typename T>
-  T operator()(T x) const {
-    return x * vmath::sigmoid(twice_u(x));
-  }
-};
-
-struct GeluErfGrad {
-  template <typename T>
-  T operator()(T x, T dy) const {
-    const T cdf = T(0.5) * (T(1) + vmath::erf(x * T(kSqrtHalf)));
-    const T pdf = T(kInvSqrtTwoPi) * vmath::exp(T(-0.5) * x * x);
-    return dy * (cdf + x * pdf);
-  }
-};
-
-struct GeluTanhGrad {
-  template <typename T>
-  T operator()(T x, T dy) const {
-    const T s = vmath::sigmoid(twice_u(x));
-    const T slope = T(2 * kSqrtTwoOverPi) * (T(1) + T(3 * kCubic) * x * x);
-    return dy * (s + x * s * (T(1) - s) * slope);
-  }
-};
 
 // The functor is chosen by attribute, so each form has a loop of its own.
 template <typename Exact, typename Approximate, size_t kNumInputs>

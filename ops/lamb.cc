@@ -12,20 +12,9 @@ namespace {
 void direction_kernel(KernelContext& k) {
   dispatch_floating(k.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    const Attributes& a = k.attributes();
-    const double b1 = a.get_float("beta1");
-    const double b2 = a.get_float("beta2");
     const double scale = optimizer::scalar_input(k, 4);
-    const double step = optimizer::scalar_input(k, 5);
-    const T beta1 = static_cast<T>(b1);
-    const T beta2 = static_cast<T>(b2);
-    const T rest1 = static_cast<T>(1 - b1);
-    const T rest2 = static_cast<T>(1 - b2);
-    const T m_factor = static_cast<T>(1 / (1 - std::pow(b1, step)));
-    const T v_factor = static_cast<T>(1 / (1 - std::pow(b2, step)));
-    const T eps = static_cast<T>(a.get_float("eps"));
-    const T decay = static_cast<T>(a.get_float("weight_decay", 0));
-    const T s = static_cast<T>(scale);
+    const optimizer::LambDirection<T> rule(optimizer::Constants(k.attributes()),
+                                           {0, scale, optimizer::scalar_input(k, 5)});
     const T* param = k.input<T>(0);
     const T* grad = k.input<T>(1);
     T* direction = k.output<T>(0);
@@ -37,12 +26,7 @@ void direction_kernel(KernelContext& k) {
     }
     optimizer::update(k, scale, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T g = grad[i] * s;
-        const T m = beta1 * first[i] + rest1 * g;
-        const T v = beta2 * second[i] + rest2 * g * g;
-        first[i] = m;
-        second[i] = v;
-        direction[i] = m * m_factor / (std::sqrt(v * v_factor) + eps) + decay * param[i];
+        direction[i] = rule(param[i], grad[i], first[i], second[i]);
       }
     });
   });

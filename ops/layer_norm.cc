@@ -245,10 +245,8 @@ int64_t sums_count(const RowView& view) {
   return view.num_blocks() * 2 * view.length;
 }
 
-int64_t backward_workspace(const OpContext& op, const DeviceSpec& spec) {
-  return spec.backend == Backend::kCpu
-             ? sums_count(rows_of(op)) * static_cast<int64_t>(sizeof(double))
-             : 0;
+int64_t backward_workspace(const OpContext& op, const DeviceSpec&) {
+  return sums_count(rows_of(op)) * static_cast<int64_t>(sizeof(double));
 }
 
 void backward_fast(KernelContext& op) {

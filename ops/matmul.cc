@@ -13,6 +13,8 @@
 //
 // float32 and bfloat16 run on oneDNN. Leading dims are folded into rows where b has none: one large
 // product. float64 (comparisons against other frameworks) runs on Eigen, cut into fixed row blocks.
+#include "ops/matmul.h"
+
 #include <cstring>
 
 #include "graph/autodiff.h"
@@ -24,103 +26,6 @@
 namespace trainrt {
 
 namespace {
-
-// A product as three dims and strides in elements; the leading dims of a and b are given with the
-// strides at which they are read (0 where they broadcast).
-struct Product {
-  Shape batch;
-  int64_t m = 0, n = 0, k = 0;
-  Shape a_batch_strides, b_batch_strides;
-  int64_t a_row = 0, a_column = 0;  // strides of a over m and k
-  int64_t b_row = 0, b_column = 0;  // strides of b over k and n
-};
-
-Shape leading(const Shape& shape) {
-  return {shape.begin(), shape.end() - 2};
-}
-
-// Strides of the leading dims of `shape`, read when broadcast to `batch`.
-Shape leading_strides(const Shape& shape, const Shape& batch) {
-  Shape strides = broadcast_strides(leading(shape), batch);
-  const int64_t matrix = shape[shape.size() - 2] * shape[shape.size() - 1];
-  for (int64_t& stride : strides) {
-    stride *= matrix;
-  }
-  return strides;
-}
-
-Product matmul_product(const Shape& a, const Shape& b, bool trans_a, bool trans_b) {
-  Product p;
-  const int64_t a0 = a[a.size() - 2], a1 = a[a.size() - 1];
-  const int64_t b0 = b[b.size() - 2], b1 = b[b.size() - 1];
-  p.m = trans_a ? a1 : a0;
-  p.k = trans_a ? a0 : a1;
-  p.n = trans_b ? b0 : b1;
-  p.a_row = trans_a ? 1 : a1;
-  p.a_column = trans_a ? a1 : 1;
-  p.b_row = trans_b ? 1 : b1;
-  p.b_column = trans_b ? b1 : 1;
-  const bool b_is_shared = num_elements(leading(b)) == 1;
-  if (b_is_shared && !trans_a) {
-    p.m *= num_elements(leading(a));  // rows of all matrices as one matrix
-    return p;
-  }
-  p.batch = broadcast_shapes(leading(a), leading(b));
-  p.a_batch_strides = leading_strides(a, p.batch);
-  p.b_batch_strides = leading_strides(b, p.batch);
-  if (leading(a) == leading(b)) {  // fold equal leading dims into one
-    p.batch = {num_elements(p.batch)};
-    p.a_batch_strides = {a0 * a1};
-    p.b_batch_strides = {b0 * b1};
-  }
-  return p;
-}
-
-Product weight_grad_product(const Shape& a, const Shape& dy) {
-  Product p;
-  p.m = a.back();
-  p.n = dy.back();
-  p.k = num_elements(a) / std::max<int64_t>(1, p.m);
-  p.a_row = 1;
-  p.a_column = p.m;
-  p.b_row = p.n;
-  p.b_column = 1;
-  return p;
-}
-
-template <typename Context>
-Product product_of(const Context& op) {
-  if (op.node().op_type == "MatMulWeightGrad") {
-    return weight_grad_product(op.input_shape(0), op.input_shape(1));
-  }
-  return matmul_product(op.input_shape(0),
-                        op.input_shape(1),
-                        op.attributes().get_int("trans_a", 0) != 0,
-                        op.attributes().get_int("trans_b", 0) != 0);
-}
-
-// Calls fn(a offset, b offset, y offset) for each matrix of the batch.
-template <typename Fn>
-void for_each_matrix(const Product& p, Fn&& fn) {
-  const int64_t count = num_elements(p.batch);
-  Shape index(p.batch.size(), 0);
-  int64_t a = 0, b = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    fn(a, b, i * p.m * p.n);
-    for (size_t d = p.batch.size(); d-- > 0;) {
-      a += p.a_batch_strides[d];
-      b += p.b_batch_strides[d];
-      if (++index[d] < p.batch[d]) {
-        break;
-      }
-      a -= p.a_batch_strides[d] * p.batch[d];
-      b -= p.b_batch_strides[d] * p.batch[d];
-      index[d] = 0;
-    }
-  }
-}
-
-constexpr int kBias = 2, kTerm = 3;  // inputs of MatMulAdd
 
 template <typename T>
 void product_reference(KernelContext& op) {
@@ -218,7 +123,10 @@ bool runs_on_onednn(const OpContext& op) {
 }
 
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
-  if (spec.backend != Backend::kCpu || !runs_on_onednn(op)) {
+  if (spec.backend == Backend::kCuda) {
+    return cublas_workspace(product_of(op), spec);
+  }
+  if (!runs_on_onednn(op)) {
     return 0;
   }
   return onednn::prepare(op, spec, prepare_product)->workspace_bytes();

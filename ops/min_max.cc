@@ -1,5 +1,7 @@
 // Min and Max of two operands (ONNX's variadic forms become chains). NaN wins. At a tie each
 // operand takes half of the gradient: giving all of it to both makes 16-bit training diverge.
+#include "ops/min_max.h"
+
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
@@ -8,35 +10,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Min {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a < b || a != a ? a : b;
-  }
-};
-
-struct Max {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a > b || a != a ? a : b;
-  }
-};
-
-// (operand, other operand, dy) -> gradient of the operand.
-struct MinGrad {
-  template <typename T>
-  T operator()(T a, T b, T dy) const {
-    return a < b ? dy : a == b ? T(0.5) * dy : T(0);
-  }
-};
-
-struct MaxGrad {
-  template <typename T>
-  T operator()(T a, T b, T dy) const {
-    return a > b ? dy : a == b ? T(0.5) * dy : T(0);
-  }
-};
 
 void upgrade_variadic(UpgradeContext& context) {
   const int n = context.num_inputs();

@@ -2,8 +2,7 @@
 // = 1, as in C), and BitShift, which becomes ShiftLeft or ShiftRight.
 //
 // r = a - b k with k = floor(a / b) or trunc(a / b), locally constant: da = dr, db = -k dr.
-#include <cmath>
-#include <type_traits>
+#include "ops/mod.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
@@ -13,53 +12,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Mod {
-  explicit Mod(const Attributes& attributes) : fmod(attributes.get_int("fmod", 0) != 0) {}
-  template <typename T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) {
-      if (b == 0 || b == static_cast<T>(-1)) {
-        return std::is_signed_v<T> || b == 0 ? T(0) : a % b;
-      }
-      const T r = a % b;
-      return !fmod && r != 0 && ((r < 0) != (b < 0)) ? r + b : r;
-    } else {
-      const T r = std::fmod(a, b);
-      return !fmod && r != T(0) && ((r < T(0)) != (b < T(0))) ? r + b : r;
-    }
-  }
-  bool fmod;
-};
-
-struct ModDivisorGrad {
-  explicit ModDivisorGrad(const Attributes& attributes)
-      : fmod(attributes.get_int("fmod", 0) != 0) {}
-  template <typename T>
-  T operator()(T a, T b, T dy) const {
-    const T quotient = a / b;
-    return -dy * (fmod ? std::trunc(quotient) : std::floor(quotient));
-  }
-  bool fmod;
-};
-
-struct ShiftLeft {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return b < T(64) ? static_cast<T>(static_cast<uint64_t>(a) << static_cast<uint64_t>(b)) : T(0);
-  }
-  double operator()(double a, double b) const { return std::ldexp(a, static_cast<int>(b)); }
-  float operator()(float a, float b) const { return std::ldexp(a, static_cast<int>(b)); }
-};
-
-struct ShiftRight {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return b < T(64) ? static_cast<T>(static_cast<uint64_t>(a) >> static_cast<uint64_t>(b)) : T(0);
-  }
-  double operator()(double a, double b) const { return std::ldexp(a, -static_cast<int>(b)); }
-  float operator()(float a, float b) const { return std::ldexp(a, -static_cast<int>(b)); }
-};
 
 OpDef mod_op() {
   OpDef op = binary_op<Mod, Numbers::kNumeric>("Mod");

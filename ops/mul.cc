@@ -1,7 +1,7 @@
 // Mul and Div.
 //
 // d(a b) = b da + a db. For q = a / b: da = dq / b, db = -q dq / b, which needs no a.
-#include <type_traits>
+#include "ops/mul.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
@@ -10,26 +10,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Mul {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a * b;
-  }
-};
-
-struct Div {
-  // Integers truncate towards zero, as ONNX says since opset 24 and everybody did before; a zero
-  // divisor, which C++ leaves undefined, gives 0.
-  template <typename T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) {
-      return b == 0 ? T(0) : b == T(-1) && std::is_signed_v<T> ? T(0) - a : a / b;
-    } else {
-      return a / b;
-    }
-  }
-};
 
 OpDef mul_op() {
   OpDef op = binary_op<Mul, Numbers::kNumeric>("Mul");

@@ -1,5 +1,5 @@
 // Neg, Abs and Sign. At 0 the derivative of Abs is 0, as in PyTorch.
-#include <type_traits>
+#include "ops/neg.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
@@ -8,40 +8,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Neg {
-  template <typename T>
-  T operator()(T x) const {
-    return T(0) - x;  // wraps for unsigned integers
-  }
-  double operator()(double x) const { return -x; }
-  float operator()(float x) const { return -x; }
-};
-
-struct Abs {
-  template <typename T>
-  T operator()(T x) const {
-    if constexpr (std::is_unsigned_v<T>) {
-      return x;
-    } else {
-      return x < T(0) ? T(0) - x : T(0) + x;  // + 0 turns -0 into 0
-    }
-  }
-};
-
-struct Sign {
-  template <typename T>
-  T operator()(T x) const {
-    return x > T(0) ? T(1) : x < T(0) ? T(0) - T(1) : x;  // zeros and NaN stay
-  }
-};
-
-struct AbsGrad {
-  template <typename T>
-  T operator()(T x, T dy) const {
-    return x > T(0) ? dy : x < T(0) ? -dy : T(0);
-  }
-};
 
 OpDef neg_op() {
   OpDef op = unary_op<Neg, Numbers::kNumeric>("Neg");

@@ -8,6 +8,7 @@
 
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/optimizer_kernel.h"
 
 namespace trainrt {
 
@@ -15,92 +16,29 @@ namespace {
 
 constexpr int64_t kGrain = 8192;
 
-double scalar(const KernelContext& k, int i) {
-  switch (k.input_dtype(i)) {
-    case DType::kFloat32:
-      return static_cast<double>(*k.input<float>(i));
-    case DType::kFloat64:
-      return *k.input<double>(i);
-    case DType::kInt64:
-      return static_cast<double>(*k.input<int64_t>(i));
-    default:
-      TRAINRT_FAIL(kUnsupported,
-                   k.node().name,
-                   ": R or T is ",
-                   dtype_name(k.input_dtype(i)),
-                   ", wanted float32, float64 or int64");
-  }
-}
-
-void adagrad_kernel(KernelContext& k) {
+template <template <typename> typename Rule>
+void kernel(KernelContext& k) {
   dispatch_floating(k.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    const Attributes& a = k.attributes();
-    const T r = static_cast<T>(scalar(k, 3) / (1 + scalar(k, 4) * a.get_float("decay_factor", 0)));
-    const T decay = static_cast<T>(a.get_float("norm_coefficient", 0));
-    const T epsilon = static_cast<T>(a.get_float("epsilon", 0));
-    const T *x = k.input<T>(0), *g = k.input<T>(1), *h = k.input<T>(2);
-    T *x_new = k.output<T>(0), *h_new = k.output<T>(1);
+    constexpr int kStates = Rule<T>::kStates;
+    const Rule<T> rule(optimizer::OnnxConstants(k.attributes()),
+                       optimizer::scalar_input(k, kStates + 2),
+                       optimizer::scalar_input(k, kStates + 3));
+    const T *x = k.input<T>(0), *g = k.input<T>(1);
+    const T* states[] = {k.input<T>(2), kStates > 1 ? k.input<T>(3) : nullptr};
+    T* x_new = k.output<T>(0);
+    T* new_states[] = {k.output<T>(1), kStates > 1 ? k.output<T>(2) : nullptr};
     k.parallel_for(num_elements(k.input_shape(0)), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T grad = decay * x[i] + g[i];
-        const T sum = h[i] + grad * grad;
-        x_new[i] = x[i] - r * grad / (std::sqrt(sum) + epsilon);
-        h_new[i] = sum;
-      }
-    });
-  });
-}
-
-void adam_kernel(KernelContext& k) {
-  dispatch_floating(k.input_dtype(0), [&](auto tag) {
-    using T = decltype(tag);
-    const Attributes& a = k.attributes();
-    const double alpha = a.get_float("alpha", 0.9);
-    const double beta = a.get_float("beta", 0.999);
-    const double t = scalar(k, 5);
-    double rate = scalar(k, 4);
-    if (t > 0) {
-      rate *= std::sqrt(1 - std::pow(beta, t)) / (1 - std::pow(alpha, t));
-    }
-    const T r = static_cast<T>(rate);
-    const T alpha1 = static_cast<T>(alpha), alpha2 = static_cast<T>(1 - alpha);
-    const T beta1 = static_cast<T>(beta), beta2 = static_cast<T>(1 - beta);
-    const T decay = static_cast<T>(a.get_float("norm_coefficient", 0));
-    const T keep = static_cast<T>(1 - a.get_float("norm_coefficient_post", 0));
-    const T epsilon = static_cast<T>(a.get_float("epsilon", 0));
-    const T *x = k.input<T>(0), *g = k.input<T>(1), *v = k.input<T>(2), *h = k.input<T>(3);
-    T *x_new = k.output<T>(0), *v_new = k.output<T>(1), *h_new = k.output<T>(2);
-    k.parallel_for(num_elements(k.input_shape(0)), kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T grad = decay * x[i] + g[i];
-        const T first = alpha1 * v[i] + alpha2 * grad;
-        const T second = beta1 * h[i] + beta2 * grad * grad;
-        x_new[i] = keep * (x[i] - r * first / (std::sqrt(second) + epsilon));
-        v_new[i] = first;
-        h_new[i] = second;
-      }
-    });
-  });
-}
-
-void momentum_kernel(KernelContext& k) {
-  dispatch_floating(k.input_dtype(0), [&](auto tag) {
-    using T = decltype(tag);
-    const Attributes& a = k.attributes();
-    const bool nesterov = a.get_string("mode") == "nesterov";
-    const T r = static_cast<T>(scalar(k, 3));
-    const T alpha = static_cast<T>(a.get_float("alpha"));
-    const T beta = static_cast<T>(scalar(k, 4) > 0 ? a.get_float("beta") : 1);
-    const T decay = static_cast<T>(a.get_float("norm_coefficient"));
-    const T *x = k.input<T>(0), *g = k.input<T>(1), *v = k.input<T>(2);
-    T *x_new = k.output<T>(0), *v_new = k.output<T>(1);
-    k.parallel_for(num_elements(k.input_shape(0)), kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T grad = decay * x[i] + g[i];
-        const T velocity = alpha * v[i] + beta * grad;
-        x_new[i] = x[i] - r * (nesterov ? grad + alpha * velocity : velocity);
-        v_new[i] = velocity;
+        T first = states[0][i];
+        if constexpr (kStates == 1) {
+          x_new[i] = rule(x[i], g[i], first);
+        } else {
+          T second = states[1][i];
+          x_new[i] = rule(x[i], g[i], first, second);
+          new_states[1][i] = second;
+        }
+        new_states[0][i] = first;
       }
     });
   });
@@ -168,13 +106,15 @@ OpDef make_op(const char* name, int num_states, Kernel kernel, Attributes exampl
   return op;
 }
 
-const RegisterOp kAdagrad{
-    make_op("OnnxAdagrad", 1, adagrad_kernel, {{"decay_factor", 0.1}, {"epsilon", 1e-5}})};
-const RegisterOp kAdam{make_op(
-    "OnnxAdam", 2, adam_kernel, {{"norm_coefficient", 0.01}, {"norm_coefficient_post", 0.02}})};
+const RegisterOp kAdagrad{make_op(
+    "OnnxAdagrad", 1, kernel<optimizer::OnnxAdagrad>, {{"decay_factor", 0.1}, {"epsilon", 1e-5}})};
+const RegisterOp kAdam{make_op("OnnxAdam",
+                               2,
+                               kernel<optimizer::OnnxAdam>,
+                               {{"norm_coefficient", 0.01}, {"norm_coefficient_post", 0.02}})};
 const RegisterOp kMomentum{make_op("OnnxMomentum",
                                    1,
-                                   momentum_kernel,
+                                   kernel<optimizer::OnnxMomentum>,
                                    {{"alpha", 0.9},
                                     {"beta", 0.8},
                                     {"mode", std::string("nesterov")},

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "graph/op_def.h"
+#include "ops/optimizer_rules.h"
 
 namespace trainrt::optimizer {
 
@@ -116,12 +117,44 @@ inline OpExample example(std::string name, Attributes attributes, int num_states
   return e;
 }
 
+// Learning rate, grad_scale and step, from input `first` on.
+inline Scalars scalars_of(const KernelContext& k, int first) {
+  return {scalar_input(k, first), scalar_input(k, first + 1), scalar_input(k, first + 2)};
+}
+
 // Calls body(begin, end) over the parameter's elements in parallel, unless the update is skipped.
 template <typename Body>
 void update(KernelContext& k, double grad_scale, Body&& body) {
   if (std::isfinite(grad_scale)) {
     k.parallel_for(num_elements(k.input_shape(0)), kGrain, body);
   }
+}
+
+// The whole kernel of an optimizer: rule(param, grad, state...) for every element.
+template <template <typename> typename Rule>
+void kernel(KernelContext& k) {
+  dispatch_floating(k.input_dtype(0), [&](auto tag) {
+    using T = decltype(tag);
+    constexpr int kStates = Rule<T>::kStates;
+    const Scalars scalars = scalars_of(k, kStates + 2);
+    const Rule<T> rule(Constants(k.attributes()), scalars);
+    T* __restrict__ param = k.output<T>(0);
+    const T* __restrict__ grad = k.input<T>(1);
+    T* __restrict__ first = kStates > 0 ? k.output<T>(1) : nullptr;
+    T* __restrict__ second = kStates > 1 ? k.output<T>(2) : nullptr;
+    update(k, scalars.grad_scale, [=](int64_t begin, int64_t end) {
+      const Rule<T> r = rule;  // a copy: it does not change as param is written
+      for (int64_t i = begin; i < end; ++i) {
+        if constexpr (kStates == 0) {
+          r(param[i], grad[i]);
+        } else if constexpr (kStates == 1) {
+          r(param[i], grad[i], first[i]);
+        } else {
+          r(param[i], grad[i], first[i], second[i]);
+        }
+      }
+    });
+  });
 }
 
 }  // namespace trainrt::optimizer

@@ -4,6 +4,8 @@
 //
 // A row of the output (its innermost dim) comes from one row of the input, found by mapping the
 // outer indices; within the row the part without padding is one copy.
+#include "ops/pad.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -21,48 +23,12 @@ namespace {
 
 constexpr int64_t kGrainBytes = 1 << 16;
 
-enum class Mode : uint8_t { kConstant, kReflect, kEdge, kWrap };
-
-Mode mode_of(const Attributes& attributes) {
-  const std::string name = attributes.get_string("mode", "constant");
-  if (name == "constant") {
-    return Mode::kConstant;
-  }
-  if (name == "reflect") {
-    return Mode::kReflect;
-  }
-  TRAINRT_REQUIRE(
-      name == "edge" || name == "wrap", kInvalidModel, "unknown padding mode '", name, "'");
-  return name == "edge" ? Mode::kEdge : Mode::kWrap;
-}
-
-// Where element i of the padded dim comes from in a dim of size n; -1: the constant.
-int64_t source_index(int64_t i, int64_t pad_begin, int64_t n, Mode mode) {
-  const int64_t from = i - pad_begin;
-  if (from >= 0 && from < n) {
-    return from;
-  }
-  switch (mode) {
-    case Mode::kConstant:
-      return -1;
-    case Mode::kEdge:
-      return from < 0 ? 0 : n - 1;
-    case Mode::kWrap:
-      return ((from % n) + n) % n;
-    default: {  // reflect without repeating the border: period 2 (n - 1)
-      const int64_t period = std::max<int64_t>(1, 2 * (n - 1));
-      const int64_t phase = ((from % period) + period) % period;
-      return phase < n ? phase : period - phase;
-    }
-  }
-}
-
 // The padded tensor's rows and where they come from.
 struct Rows {
   const Shape& inner;  // the tensor without padding
   const Shape& outer;  // with it
   const std::vector<int64_t>& pads;
-  Mode mode;
+  PadMode mode;
 
   int64_t length() const { return outer.empty() ? 1 : outer.back(); }
   int64_t count() const {
@@ -73,7 +39,7 @@ struct Rows {
     int64_t offset = 0, stride = inner.empty() ? 1 : inner.back();
     for (int d = static_cast<int>(outer.size()) - 2; d >= 0; --d) {
       const size_t dim = static_cast<size_t>(d);
-      const int64_t from = source_index(row % outer[dim], pads[dim], inner[dim], mode);
+      const int64_t from = pad_source(row % outer[dim], pads[dim], inner[dim], mode);
       row /= outer[dim];
       if (from < 0) {
         return -1;
@@ -84,7 +50,7 @@ struct Rows {
     return offset;
   }
   int64_t source_column(int64_t i) const {
-    return outer.empty() ? 0 : source_index(i, pads[outer.size() - 1], inner.back(), mode);
+    return outer.empty() ? 0 : pad_source(i, pads[outer.size() - 1], inner.back(), mode);
   }
   // The part of a row that is copied as it is.
   std::pair<int64_t, int64_t> copied() const {
@@ -138,7 +104,7 @@ void pad_kernel(KernelContext& context) {
   const Rows rows{context.input_shape(0),
                   context.output_shape(0),
                   context.attributes().get_ints("pads"),
-                  mode_of(context.attributes())};
+                  pad_mode_of(context.attributes())};
   const double value = context.attributes().get_float("value", 0);
   uint64_t bits = 0;
   convert_elements(DType::kFloat64, &value, dtype, &bits, 1);
@@ -189,7 +155,7 @@ void pad_grad_kernel(KernelContext& context) {
   const Rows rows{context.output_shape(0),
                   context.input_shape(0),
                   context.attributes().get_ints("pads"),
-                  mode_of(context.attributes())};
+                  pad_mode_of(context.attributes())};
   dispatch_floating(context.output_dtype(0),
                     [&](auto tag) { pad_grad<decltype(tag)>(context, rows); });
 }
@@ -211,7 +177,7 @@ Shape padded_shape(const Attributes& attributes, Shape shape, int64_t sign) {
     shape[d] += sign * (pads[d] + pads[ndim + d]);
     TRAINRT_REQUIRE(shape[d] >= 0, kInvalidModel, "Pad crops more than dim ", d, " has");
     TRAINRT_REQUIRE(
-        sign < 0 || shape[d] <= from || from > 0 || mode_of(attributes) == Mode::kConstant,
+        sign < 0 || shape[d] <= from || from > 0 || pad_mode_of(attributes) == PadMode::kConstant,
         kInvalidModel,
         "Pad cannot repeat an empty dim ",
         d);
@@ -232,14 +198,15 @@ ShardingRule sharding(const OpContext& op) {
   }
   rule.inputs = {factors};
   rule.outputs = {factors};
-  if (mode_of(op.attributes()) != Mode::kConstant || op.attributes().get_float("value", 0) == 0) {
+  if (pad_mode_of(op.attributes()) != PadMode::kConstant ||
+      op.attributes().get_float("value", 0) == 0) {
     rule.linear = {{0}};
   }
   return rule;
 }
 
 void pad_gradient(GradientBuilder& g) {
-  if (mode_of(g.attributes()) != Mode::kConstant) {
+  if (pad_mode_of(g.attributes()) != PadMode::kConstant) {
     g.set_input_grad(0, g.op("PadGrad", {g.output_grad(0)}, g.attributes()));
     return;
   }

@@ -3,87 +3,17 @@
 // dx = e x^(e-1) dy, and 0 where e = 0 (at x = 0 the formula would say 0 * infinity); de = y log(x)
 // dy, and 0 where x = 0 and e >= 0. An exponent that is one number, as in x^2 of a norm, takes
 // loops without a call to pow.
-#include <cmath>
+#include "ops/pow.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/convert.h"
 #include "ops/elementwise.h"
-#include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
-
-template <typename T>
-T power(T x, T e) {
-  if constexpr (std::is_integral_v<T>) {
-    if constexpr (std::is_signed_v<T>) {
-      if (e < 0) {
-        return x == 1 ? 1 : x == -1 ? (e & 1 ? -1 : 1) : 0;
-      }
-    }
-    T result = 1;
-    for (; e != 0; e >>= 1, x *= x) {
-      result *= e & 1 ? x : T(1);
-    }
-    return result;
-  } else {
-    return std::pow(x, e);
-  }
-}
-
-struct Pow {
-  template <typename T>
-  T operator()(T x, T e) const {
-    return power(x, e);
-  }
-};
-
-struct Square {
-  template <typename T>
-  T operator()(T x, T) const {
-    return x * x;
-  }
-};
-
-struct Cube {
-  template <typename T>
-  T operator()(T x, T) const {
-    return x * x * x;
-  }
-};
-
-// The derivative by x for one exponent.
-struct PowScalarGrad {
-  explicit PowScalarGrad(const Attributes& attributes) : e(attributes.get_float("exponent")) {}
-  template <typename T>
-  T operator()(T x, T dy) const {
-    if (e == 2) {
-      return T(2) * x * dy;
-    }
-    if (e == 3) {
-      return T(3) * x * x * dy;
-    }
-    return e == 0 ? T(0) : T(e) * std::pow(x, T(e - 1)) * dy;
-  }
-  double e;
-};
-
-struct PowInputGrad {
-  template <typename T>
-  T operator()(T x, T e, T dy) const {
-    return e == T(0) ? T(0) : e * std::pow(x, e - T(1)) * dy;
-  }
-};
-
-struct PowExponentGrad {
-  template <typename T>
-  T operator()(T x, T e, T dy) const {
-    return x == T(0) && e >= T(0) ? T(0) : std::pow(x, e) * std::log(x) * dy;
-  }
-};
 
 void pow_fast(KernelContext& context) {
   const DType dtype = context.input_dtype(0);

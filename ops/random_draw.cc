@@ -110,22 +110,28 @@ void set_random_stream(Attributes& attributes, const std::string& node_name, dou
   attributes.set("rng_stream", static_cast<int64_t>(stream));
 }
 
-RandomRows::RandomRows(const KernelContext& op, const Shape& shape)
-    : layout_(layout_of(op, shape)) {
-  layout_.run_dims = 1;
-  layout_.run = shape.back();
+DrawSource draw_source(const KernelContext& op, const Shape& shape) {
+  DrawSource source;
+  source.layout = layout_of(op, shape);
   const uint64_t stream = static_cast<uint64_t>(op.attributes().get_int("rng_stream", 0));
-  key_ = mix_keys(mix_keys(op.step().seed, op.step().step), stream);
-  first_sample_ = layout_.batch_axis >= 0 ? op.step().first_sample : 0;
+  source.key = mix_keys(mix_keys(op.step().seed, op.step().step), stream);
+  source.first_sample = source.layout.batch_axis >= 0 ? op.step().first_sample : 0;
+  return source;
+}
+
+RandomRows::RandomRows(const KernelContext& op, const Shape& shape)
+    : source_(draw_source(op, shape)) {
+  source_.layout.run_dims = 1;
+  source_.layout.run = shape.back();
 }
 
 const uint32_t* RandomRows::draw(int64_t row, int64_t n, uint32_t* words) const {
   int64_t sample, element;
-  locate_run(layout_, row, sample, element);
+  locate_run(source_.layout, row, sample, element);
   for (int64_t w = 0; w < element % 4 + n; w += 4 * kLanes) {
-    philox_lanes(key_,
+    philox_lanes(source_.key,
                  static_cast<uint64_t>(element / 4 + w / 4),
-                 first_sample_ + static_cast<uint64_t>(sample),
+                 source_.first_sample + static_cast<uint64_t>(sample),
                  words + w);
   }
   return words + element % 4;

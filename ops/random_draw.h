@@ -34,6 +34,13 @@ struct RandomLayout {
   int64_t run = 1;
 };
 
+// Where the draws of a tensor come from: everything that a kernel needs to make any of them.
+struct DrawSource {
+  RandomLayout layout;
+  uint64_t key = 0, first_sample = 0;
+};
+DrawSource draw_source(const KernelContext& op, const Shape& shape);
+
 // The same draws row by row (last dim), for kernels that make their tensor piece by piece.
 class RandomRows {
  public:
@@ -44,8 +51,7 @@ class RandomRows {
   const uint32_t* draw(int64_t row, int64_t n, uint32_t* words) const;
 
  private:
-  RandomLayout layout_;
-  uint64_t key_ = 0, first_sample_ = 0;
+  DrawSource source_;
 };
 
 // LocalizeFn of a random operator whose dims are those of output 0, one factor each.

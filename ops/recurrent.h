@@ -5,29 +5,11 @@
 #include <vector>
 
 #include "graph/op_def.h"
+#include "ops/recurrent_activation.h"
 
 namespace trainrt::recurrent {
 
 enum class CellKind : uint8_t { kLstm, kGru, kRnn };
-
-// One of ONNX's activation functions of recurrent layers.
-struct Activation {
-  enum class Kind : uint8_t {
-    kTanh,
-    kSigmoid,
-    kRelu,
-    kAffine,
-    kLeakyRelu,
-    kThresholdedRelu,
-    kScaledTanh,
-    kHardSigmoid,
-    kElu,
-    kSoftsign,
-    kSoftplus,
-  };
-  Kind kind = Kind::kTanh;
-  double alpha = 0, beta = 0;
-};
 
 // Everything of a node but its tensors.
 struct Cell {

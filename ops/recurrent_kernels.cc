@@ -11,6 +11,8 @@
 
 #include "ops/gemm_tile.h"
 #include "ops/recurrent.h"
+#include "ops/recurrent_activation.h"
+#include "ops/recurrent_scratch.h"
 #include "ops/vector_math.h"
 
 namespace trainrt::recurrent {
@@ -18,66 +20,6 @@ namespace trainrt::recurrent {
 namespace {
 
 constexpr int64_t kRows = 16;  // samples per task
-
-template <typename T>
-T activate(const Activation& a, T x) {
-  const T alpha = static_cast<T>(a.alpha), beta = static_cast<T>(a.beta);
-  switch (a.kind) {
-    case Activation::Kind::kTanh:
-      return vmath::tanh(x);
-    case Activation::Kind::kSigmoid:
-      return vmath::sigmoid(x);
-    case Activation::Kind::kRelu:
-      return x > T(0) ? x : T(0);
-    case Activation::Kind::kAffine:
-      return alpha * x + beta;
-    case Activation::Kind::kLeakyRelu:
-      return x >= T(0) ? x : alpha * x;
-    case Activation::Kind::kThresholdedRelu:
-      return x >= alpha ? x : T(0);
-    case Activation::Kind::kScaledTanh:
-      return alpha * vmath::tanh(beta * x);
-    case Activation::Kind::kHardSigmoid:
-      return std::min(T(1), std::max(T(0), alpha * x + beta));
-    case Activation::Kind::kElu:
-      return x >= T(0) ? x : alpha * vmath::expm1(x);
-    case Activation::Kind::kSoftsign:
-      return x / (T(1) + std::fabs(x));
-    case Activation::Kind::kSoftplus:
-      return vmath::softplus(x);
-  }
-  return x;
-}
-
-// The derivative, from the value y of the function.
-template <typename T>
-T derivative(const Activation& a, T y) {
-  const T alpha = static_cast<T>(a.alpha), beta = static_cast<T>(a.beta);
-  switch (a.kind) {
-    case Activation::Kind::kTanh:
-      return T(1) - y * y;
-    case Activation::Kind::kSigmoid:
-      return y * (T(1) - y);
-    case Activation::Kind::kRelu:
-    case Activation::Kind::kThresholdedRelu:
-      return y > T(0) ? T(1) : T(0);
-    case Activation::Kind::kAffine:
-      return alpha;
-    case Activation::Kind::kLeakyRelu:
-      return y >= T(0) ? T(1) : alpha;
-    case Activation::Kind::kScaledTanh:
-      return beta * (alpha - y * y / alpha);
-    case Activation::Kind::kHardSigmoid:
-      return y > T(0) && y < T(1) ? alpha : T(0);
-    case Activation::Kind::kElu:
-      return y >= T(0) ? T(1) : y + alpha;
-    case Activation::Kind::kSoftsign:
-      return (T(1) - std::fabs(y)) * (T(1) - std::fabs(y));
-    case Activation::Kind::kSoftplus:
-      return T(1) - vmath::exp(-y);
-  }
-  return T(1);
-}
 
 // x[0, n) becomes activate(clip(x)). The common functions have loops of their own, which vectorise.
 template <typename T>
@@ -577,10 +519,11 @@ void forward(KernelContext& op, T* base) {
 }
 
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
-  if (spec.backend != Backend::kCpu) {
-    return 0;
-  }
   const Cell cell = cell_of(op.attributes(), op.input_shape(kXproj));
+  if (spec.backend == Backend::kCuda) {  // in the type of computation
+    return cell.batch * scratch_elements(cell.gates(), cell.hidden) *
+           (op.input_dtype(kXproj) == DType::kFloat64 ? 8 : 4);
+  }
   return workspace_count<float>(cell) * dtype_bytes(op.input_dtype(kXproj));
 }
 

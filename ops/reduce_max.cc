@@ -9,85 +9,11 @@
 
 #include "graph/autodiff.h"
 #include "ops/reduce.h"
+#include "ops/reduce_rules.h"
 
 namespace trainrt {
 
 namespace {
-
-struct Max {
-  static constexpr bool kExact = true;
-  template <typename X>
-  using Accumulator = X;
-  template <typename A>
-  static A init() {
-    return std::numeric_limits<A>::has_infinity ? -std::numeric_limits<A>::infinity()
-                                                : std::numeric_limits<A>::lowest();
-  }
-  template <typename A>  // numbers or vectors of them
-  static auto wins(A x, A largest) {
-    return x > largest;
-  }
-  template <typename A>
-  static A step(A largest, A x) {
-    return wins(x, largest) | (x != x) ? x : largest;  // NaN wins and stays
-  }
-  template <typename A>
-  static A merge(A a, A b) {
-    return step(a, b);
-  }
-  template <typename A>
-  static A finish(A largest, double) {
-    return largest;
-  }
-};
-
-struct Min {
-  static constexpr bool kExact = true;
-  template <typename X>
-  using Accumulator = X;
-  template <typename A>
-  static A init() {
-    return std::numeric_limits<A>::has_infinity ? std::numeric_limits<A>::infinity()
-                                                : std::numeric_limits<A>::max();
-  }
-  template <typename A>
-  static auto wins(A x, A smallest) {
-    return x < smallest;
-  }
-  template <typename A>
-  static A step(A smallest, A x) {
-    return wins(x, smallest) | (x != x) ? x : smallest;
-  }
-  template <typename A>
-  static A merge(A a, A b) {
-    return step(a, b);
-  }
-  template <typename A>
-  static A finish(A smallest, double) {
-    return smallest;
-  }
-};
-
-struct Prod {
-  template <typename X>
-  using Accumulator = X;
-  template <typename A>
-  static A init() {
-    return A(1);
-  }
-  template <typename A>
-  static A step(A product, A x) {
-    return product * x;
-  }
-  template <typename A>
-  static A merge(A a, A b) {
-    return a * b;
-  }
-  template <typename A>
-  static A finish(A product, double) {
-    return product;
-  }
-};
 
 // Extremal elements are those equal to the result.
 void extremum_gradient(GradientBuilder& g) {
@@ -166,7 +92,7 @@ void prod_gradient(GradientBuilder& g) {
 }
 
 OpDef prod_op() {
-  OpDef op = reduce_op<Prod>("ReduceProd");
+  OpDef op = reduce_op<reduce::Prod>("ReduceProd");
   op.gradient = prod_gradient;
   op.examples = reduce::examples(0.5, 1.5);
   return op;
@@ -198,34 +124,8 @@ OpDef prod_grad_op() {
   return op;
 }
 
-// log sum e^x with the running maximum taken out, so that neither end overflows.
-struct LogSumExp {
-  struct Running {
-    double max, sum;
-  };
-  template <typename X>
-  using Accumulator = Running;
-  template <typename A>
-  static A init() {
-    return {-std::numeric_limits<double>::infinity(), 0};
-  }
-  template <typename X>
-  static Running step(Running total, X element) {
-    return merge(total, Running{static_cast<double>(element), 1});
-  }
-  static Running merge(Running a, Running b) {
-    if (a.max < b.max) {
-      std::swap(a, b);
-    }
-    // Equal maxima, infinite ones too, add up without a difference of infinities.
-    a.sum += a.max == b.max ? b.sum : b.sum * std::exp(b.max - a.max);
-    return a;
-  }
-  static double finish(Running total, double) { return total.max + std::log(total.sum); }
-};
-
 OpDef log_sum_exp_op() {
-  OpDef op = reduce_op<LogSumExp>("ReduceLogSumExp");
+  OpDef op = reduce_op<reduce::LogSumExp>("ReduceLogSumExp");
   op.gradient = [](GradientBuilder& g) {  // softmax(x) dy
     const ValueId y = reduce::keep_dims(g, g.output(0));
     const ValueId dy = reduce::keep_dims(g, g.output_grad(0));
@@ -243,8 +143,8 @@ void upgrade_log_sum(UpgradeContext& context) {
   context.set_outputs(context.emit("Log", {sum}));
 }
 
-const RegisterOp kMax{extremum<Max>("ReduceMax", ReductionKind::kMax)};
-const RegisterOp kMin{extremum<Min>("ReduceMin", ReductionKind::kMin)};
+const RegisterOp kMax{extremum<reduce::Max>("ReduceMax", ReductionKind::kMax)};
+const RegisterOp kMin{extremum<reduce::Min>("ReduceMin", ReductionKind::kMin)};
 const RegisterOp kProd{prod_op()};
 const RegisterOp kProdGrad{prod_grad_op()};
 const RegisterOp kLogSumExp{log_sum_exp_op()};

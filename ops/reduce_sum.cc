@@ -5,62 +5,11 @@
 
 #include "graph/autodiff.h"
 #include "ops/reduce.h"
+#include "ops/reduce_rules.h"
 
 namespace trainrt {
 
 namespace {
-
-struct Sum {
-  static constexpr bool kPlainSum = true;
-  template <typename X>
-  using Accumulator = X;
-  template <typename A>
-  static A init() {
-    return A(0);
-  }
-  template <typename A>
-  static A step(A sum, A x) {
-    return sum + x;
-  }
-  template <typename A>
-  static A merge(A a, A b) {
-    return a + b;
-  }
-  template <typename A>
-  static A finish(A sum, double) {
-    return sum;
-  }
-};
-
-struct Mean : Sum {
-  template <typename A>
-  static A finish(A sum, double count) {
-    return sum / static_cast<A>(count);
-  }
-};
-
-struct L1 : Sum {
-  static constexpr bool kPlainSum = false;
-  template <typename A>
-  static A step(A sum, A x) {
-    return sum + (x < A(0) ? A(0) - x : x);
-  }
-};
-
-struct SumSquare : Sum {
-  static constexpr bool kPlainSum = false;
-  template <typename A>
-  static A step(A sum, A x) {
-    return sum + x * x;
-  }
-};
-
-struct L2 : SumSquare {
-  template <typename A>
-  static A finish(A sum, double) {
-    return static_cast<A>(std::sqrt(static_cast<double>(sum)));
-  }
-};
 
 // The gradient with respect to one term, `factor` or a tensor of it, spread over the input.
 void spread(GradientBuilder& g, double factor) {
@@ -80,7 +29,7 @@ int64_t reduced_count(const Shape& shape, const Attributes& attributes) {
 }
 
 OpDef sum_op() {
-  OpDef op = reduce_op<Sum>("ReduceSum", /*sharded=*/true);
+  OpDef op = reduce_op<reduce::Sum>("ReduceSum", /*sharded=*/true);
   op.sharding = [rule_of = op.sharding](const OpContext& context) {
     ShardingRule rule = rule_of(context);
     rule.linear = {{0}};
@@ -92,7 +41,7 @@ OpDef sum_op() {
 }
 
 OpDef mean_op() {
-  OpDef op = reduce_op<Mean>("ReduceMean", /*sharded=*/true);
+  OpDef op = reduce_op<reduce::Mean>("ReduceMean", /*sharded=*/true);
   op.sharding = [rule_of = op.sharding](const OpContext& context) {
     ShardingRule rule = rule_of(context);
     rule.linear = {{0}};
@@ -112,7 +61,7 @@ OpDef mean_op() {
 }
 
 OpDef l1_op() {
-  OpDef op = reduce_op<L1>("ReduceL1", /*sharded=*/true);
+  OpDef op = reduce_op<reduce::L1>("ReduceL1", /*sharded=*/true);
   op.gradient = [](GradientBuilder& g) {
     g.set_input_grad(0, g.mul(g.op("Sign", {g.input(0)}), reduce::keep_dims(g, g.output_grad(0))));
   };
@@ -121,7 +70,7 @@ OpDef l1_op() {
 }
 
 OpDef sum_square_op() {
-  OpDef op = reduce_op<SumSquare>("ReduceSumSquare", /*sharded=*/true);
+  OpDef op = reduce_op<reduce::SumSquare>("ReduceSumSquare", /*sharded=*/true);
   op.gradient = [](GradientBuilder& g) {
     g.set_input_grad(0, g.mul(g.input(0), g.mul(reduce::keep_dims(g, g.output_grad(0)), 2.0)));
   };
@@ -130,7 +79,7 @@ OpDef sum_square_op() {
 }
 
 OpDef l2_op() {
-  OpDef op = reduce_op<L2>("ReduceL2");
+  OpDef op = reduce_op<reduce::L2>("ReduceL2");
   op.gradient = [](GradientBuilder& g) {  // x dy / y, and 0 rather than 0 / 0 at the origin
     const ValueId y = g.output(0), dy = g.output_grad(0);
     const ValueId zero = g.scalar(0, g.dtype(y));

@@ -10,166 +10,19 @@
 // The maps follow the text of ONNX Resize-19. Upsample (7, 9) and Resize-10 have neither coordinate
 // modes nor rounding modes: they mean asymmetric coordinates and floor. For 2 D the intermediate
 // result lies in the workspace; between the first and last axis it ping-pongs there.
+#include "ops/resize.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "graph/autodiff.h"
 #include "graph/upgrade.h"
+#include "ops/resize_scratch.h"
 #include "ops/rows.h"
 
 namespace trainrt {
 
 namespace {
-
-// y[i] = sum over taps t of weight[i][t] x[index[i][t]] + constant[i].
-struct AxisMap {
-  int axis = 0;
-  int64_t in = 1, out = 1, taps = 1;
-  std::vector<int64_t> index;
-  std::vector<double> weight;
-  std::vector<double> constant;  // extrapolation; empty: none
-};
-
-double cubic_weight(double distance, double a) {
-  const double t = std::fabs(distance);
-  if (t <= 1) {
-    return ((a + 2) * t - (a + 3)) * t * t + 1;
-  }
-  return t < 2 ? ((a * t - 5 * a) * t + 8 * a) * t - 4 * a : 0;
-}
-
-double linear_weight(double distance) {
-  return std::max(0.0, 1 - std::fabs(distance));
-}
-
-// Everything that a map of one axis depends on.
-struct AxisSpec {
-  std::string mode, coordinates, rounding;
-  double scale = 1, cubic_a = -0.75, roi_start = 0, roi_end = 1, extrapolation = 0;
-  bool exclude_outside = false, antialias = false;
-};
-
-// The position in x of output element i.
-double source_position(const AxisSpec& s, int64_t i, int64_t in, int64_t out) {
-  const double x = static_cast<double>(i);
-  const double n = static_cast<double>(in);
-  const double m = static_cast<double>(out);
-  if (s.coordinates == "asymmetric") {
-    return x / s.scale;
-  }
-  if (s.coordinates == "align_corners") {
-    // The fractional size, as ONNX computes it: it differs from `out` where scales were given.
-    return out == 1 ? 0 : x * (n - 1) / (s.scale * n - 1);
-  }
-  if (s.coordinates == "pytorch_half_pixel") {
-    return out == 1 ? 0 : (x + 0.5) / s.scale - 0.5;
-  }
-  if (s.coordinates == "half_pixel_symmetric") {
-    // The output's centre is held where an output of the exact fractional size would have it.
-    const double adjustment = m / (s.scale * n);
-    const double offset = n / 2 * (1 - adjustment);
-    return offset + (x + 0.5) / s.scale - 0.5;
-  }
-  if (s.coordinates == "tf_half_pixel_for_nn") {
-    return (x + 0.5) / s.scale;
-  }
-  if (s.coordinates == "tf_crop_and_resize") {
-    return out == 1 ? 0.5 * (s.roi_start + s.roi_end) * (n - 1)
-                    : s.roi_start * (n - 1) + x * (s.roi_end - s.roi_start) * (n - 1) / (m - 1);
-  }
-  return (x + 0.5) / s.scale - 0.5;  // half_pixel
-}
-
-int64_t round_position(const std::string& rounding, double x) {
-  if (rounding == "floor") {
-    return static_cast<int64_t>(std::floor(x));
-  }
-  if (rounding == "ceil") {
-    return static_cast<int64_t>(std::ceil(x));
-  }
-  return static_cast<int64_t>(rounding == "round_prefer_ceil" ? std::floor(x + 0.5)
-                                                              : std::ceil(x - 0.5));
-}
-
-AxisMap nearest_map(const AxisSpec& s, int axis, int64_t in, int64_t out) {
-  AxisMap map{axis, in, out, 1, {}, {}, {}};
-  for (int64_t i = 0; i < out; ++i) {
-    const int64_t position = round_position(s.rounding, source_position(s, i, in, out));
-    map.index.push_back(std::clamp<int64_t>(position, 0, in - 1));
-    map.weight.push_back(1);
-  }
-  return map;
-}
-
-// Linear and cubic: taps around the position; antialias stretches the filter when shrinking.
-AxisMap filter_map(const AxisSpec& s, int axis, int64_t in, int64_t out) {
-  const bool cubic = s.mode == "cubic";
-  const double stretch = s.antialias && s.scale < 1 ? 1 / s.scale : 1;
-  const double radius = (cubic ? 2 : 1) * stretch;
-  AxisMap map{axis, in, out, 2 * static_cast<int64_t>(std::ceil(radius)), {}, {}, {}};
-  for (int64_t i = 0; i < out; ++i) {
-    const double x = source_position(s, i, in, out);
-    const int64_t first = static_cast<int64_t>(std::floor(x)) - map.taps / 2 + 1;
-    double sum = 0;
-    for (int64_t t = 0; t < map.taps; ++t) {
-      const double distance = (x - static_cast<double>(first + t)) / stretch;
-      const bool outside = first + t < 0 || first + t >= in;
-      double weight = cubic ? cubic_weight(distance, s.cubic_a) : linear_weight(distance);
-      weight = outside && (s.exclude_outside || s.antialias) ? 0 : weight;
-      sum += weight;
-      map.index.push_back(std::clamp<int64_t>(first + t, 0, in - 1));
-      map.weight.push_back(weight);
-    }
-    for (int64_t t = 0; t < map.taps && sum != 0; ++t) {
-      map.weight[map.weight.size() - 1 - static_cast<size_t>(t)] /= sum;
-    }
-  }
-  return map;
-}
-
-AxisMap make_map(const AxisSpec& s, int axis, int64_t in, int64_t out) {
-  AxisMap map = s.mode == "nearest" ? nearest_map(s, axis, in, out) : filter_map(s, axis, in, out);
-  if (s.coordinates == "tf_crop_and_resize") {
-    map.constant.assign(static_cast<size_t>(out), 0.0);
-    for (int64_t i = 0; i < out; ++i) {
-      const double x = source_position(s, i, in, out);
-      if (x < 0 || x > static_cast<double>(in - 1)) {
-        map.constant[static_cast<size_t>(i)] = s.extrapolation;
-        for (int64_t t = 0; t < map.taps; ++t) {
-          map.weight[static_cast<size_t>(i * map.taps + t)] = 0;
-        }
-      }
-    }
-  }
-  return map;
-}
-
-// The maps of all axes that change anything, first axis first.
-std::vector<AxisMap> maps_of(const Attributes& attributes, const Shape& in, const Shape& out) {
-  AxisSpec s;
-  s.mode = attributes.get_string("mode", "nearest");
-  s.coordinates = attributes.get_string("coordinate_transformation_mode", "half_pixel");
-  s.rounding = attributes.get_string("nearest_mode", "round_prefer_floor");
-  s.cubic_a = attributes.get_float("cubic_coeff_a", -0.75);
-  s.exclude_outside = attributes.get_int("exclude_outside", 0) != 0;
-  s.antialias = attributes.get_int("antialias", 0) != 0;
-  s.extrapolation = attributes.get_float("extrapolation_value", 0);
-  const std::vector<double> scales = attributes.get_floats("scales", {});
-  const std::vector<double> roi = attributes.get_floats("roi", {});
-  std::vector<AxisMap> maps;
-  for (size_t d = 0; d < in.size(); ++d) {
-    s.scale =
-        d < scales.size() ? scales[d] : static_cast<double>(out[d]) / static_cast<double>(in[d]);
-    s.roi_start = roi.size() == 2 * in.size() ? roi[d] : 0;
-    s.roi_end = roi.size() == 2 * in.size() ? roi[d + in.size()] : 1;
-    const bool crops =
-        s.coordinates == "tf_crop_and_resize" && (s.roi_start != 0 || s.roi_end != 1);
-    if (in[d] != out[d] || s.scale != 1 || crops) {
-      maps.push_back(make_map(s, static_cast<int>(d), in[d], out[d]));
-    }
-  }
-  return maps;
-}
 
 // Applies one map along its axis of x (shape `shape`, which becomes that of y), or its transpose.
 template <typename C>
@@ -207,21 +60,8 @@ void apply_map(
   shape[static_cast<size_t>(map.axis)] = to;
 }
 
-struct Problem {
-  Shape in, out;  // of the forward operator
-  bool transposed = false;
-};
-
-template <typename Context>
-Problem problem_of(const Context& op) {
-  if (op.node().op_type == "ResizeGrad") {
-    return {op.attributes().get_ints("input_shape"), op.input_shape(0), true};
-  }
-  return {op.input_shape(0), op.attributes().get_ints("sizes"), false};
-}
-
 // Elements of the largest intermediate tensor, counting input and output (which are converted).
-int64_t buffer_elements(const Problem& p) {
+int64_t buffer_elements(const ResizeProblem& p) {
   int64_t product = 1;
   for (size_t d = 0; d < p.in.size(); ++d) {
     product *= std::max(p.in[d], p.out[d]);
@@ -232,7 +72,7 @@ int64_t buffer_elements(const Problem& p) {
 // The chain of maps over two buffers of C.
 template <typename C, typename T>
 void run(KernelContext& op, C* buffers) {
-  const Problem p = problem_of(op);
+  const ResizeProblem p = resize_problem(op);
   const int64_t room = buffer_elements(p);
   C* current = buffers;
   C* next = buffers + room;
@@ -242,7 +82,7 @@ void run(KernelContext& op, C* buffers) {
   for (int64_t i = 0; i < count; ++i) {
     current[i] = load<C>(x[i]);
   }
-  std::vector<AxisMap> maps = maps_of(op.attributes(), p.in, p.out);
+  std::vector<AxisMap> maps = resize_maps(op.attributes(), p.in, p.out);
   if (p.transposed) {
     std::reverse(maps.begin(), maps.end());
   }
@@ -258,7 +98,7 @@ void run(KernelContext& op, C* buffers) {
 }
 
 void reference(KernelContext& op) {
-  std::vector<double> buffers(static_cast<size_t>(2 * buffer_elements(problem_of(op))));
+  std::vector<double> buffers(static_cast<size_t>(2 * buffer_elements(resize_problem(op))));
   dispatch_real(op.input_dtype(0),
                 [&](auto tag) { run<double, decltype(tag)>(op, buffers.data()); });
 }
@@ -271,15 +111,20 @@ void fast(KernelContext& op) {
 }
 
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
+  if (spec.backend == Backend::kCuda) {
+    const ResizeProblem p = resize_problem(op);
+    return 2 * resize_buffer_bytes(p, op.input_dtype(0)) +
+           static_cast<int64_t>(resize_tables(p, op.attributes()).blob.size());
+  }
   const int64_t bytes = op.input_dtype(0) == DType::kFloat64 ? 8 : 4;
-  return spec.backend == Backend::kCpu ? 2 * bytes * buffer_elements(problem_of(op)) : 0;
+  return 2 * bytes * buffer_elements(resize_problem(op));
 }
 
 // ---- description -----------------------------------------------------------------------------
 
 TensorTypes infer(const OpContext& op) {
   require_real(op);
-  const Problem p = problem_of(op);
+  const ResizeProblem p = resize_problem(op);
   TRAINRT_REQUIRE(p.in.size() == p.out.size(),
                   kInvalidModel,
                   op.node().op_type,
@@ -292,9 +137,9 @@ TensorTypes infer(const OpContext& op) {
 
 // Axes that stay as they are may be split.
 ShardingRule sharding(const OpContext& op) {
-  const Problem p = problem_of(op);
+  const ResizeProblem p = resize_problem(op);
   std::vector<bool> changed(p.in.size(), false);
-  for (const AxisMap& map : maps_of(op.attributes(), p.in, p.out)) {
+  for (const AxisMap& map : resize_maps(op.attributes(), p.in, p.out)) {
     changed[static_cast<size_t>(map.axis)] = true;
   }
   std::string from, to;

@@ -1,6 +1,6 @@
 // Floor, Ceil and Round (half to even). Their derivative is 0 wherever there is one, so they stop
 // the gradient.
-#include <cmath>
+#include "ops/round.h"
 
 #include "graph/op_def.h"
 #include "ops/elementwise.h"
@@ -8,27 +8,6 @@
 namespace trainrt {
 
 namespace {
-
-struct Floor {
-  template <typename T>
-  T operator()(T x) const {
-    return std::floor(x);
-  }
-};
-
-struct Ceil {
-  template <typename T>
-  T operator()(T x) const {
-    return std::ceil(x);
-  }
-};
-
-struct Round {
-  template <typename T>
-  T operator()(T x) const {
-    return std::rint(x);
-  }
-};
 
 template <typename F>
 OpDef rounding(const char* name) {

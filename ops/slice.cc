@@ -1,13 +1,14 @@
 // Slice: starts, ends and steps for some axes. Ours are normalised: 0 <= start < dim, an axis is
 // listed once, and only if it is really cut; a negative step runs down to `end`, which may be -1
 // there. The gradient (SliceGrad) writes dy into a tensor of zeros.
+#include "ops/slice.h"
+
 #include <algorithm>
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/localize.h"
-#include "ops/strided_copy.h"
 
 namespace trainrt {
 
@@ -50,24 +51,6 @@ Shape sliced_shape(const Attributes& attributes, Shape shape) {
     dim = size;
   }
   return shape;
-}
-
-// The slice as a strided view of the whole tensor.
-StridedView view_of_slice(const Attributes& attributes,
-                          const Shape& whole,
-                          void* base,
-                          int64_t bytes) {
-  const std::vector<int64_t>& axes = attributes.get_ints("axes");
-  const std::vector<int64_t>& starts = attributes.get_ints("starts");
-  const std::vector<int64_t>& steps = attributes.get_ints("steps");
-  Shape strides = row_major_strides(whole);
-  int64_t offset = 0;
-  for (size_t i = 0; i < axes.size(); ++i) {
-    const size_t axis = static_cast<size_t>(axes[i]);
-    offset += starts[i] * strides[axis];
-    strides[axis] *= steps[i];
-  }
-  return {element_at(base, offset, bytes), strides};
 }
 
 void slice_kernel(KernelContext& context) {

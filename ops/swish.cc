@@ -1,33 +1,15 @@
 // Swish: x sigmoid(alpha x) (opset 24; SiLU for alpha 1, QuickGelu for 1.702), and its gradient
 // from (x, dy). Fusion: Mul(x, Sigmoid(x)) and Mul(x, Sigmoid(Mul(x, constant))).
+#include "ops/swish.h"
+
 #include "graph/autodiff.h"
 #include "graph/passes/fusion.h"
 #include "graph/upgrade.h"
 #include "ops/elementwise.h"
-#include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
-
-struct Swish {
-  explicit Swish(const Attributes& attributes) : alpha(attributes.get_float("alpha", 1.0)) {}
-  template <typename T>
-  T operator()(T x) const {
-    return x * vmath::sigmoid(T(alpha) * x);
-  }
-  double alpha;
-};
-
-struct SwishGrad {
-  explicit SwishGrad(const Attributes& attributes) : alpha(attributes.get_float("alpha", 1.0)) {}
-  template <typename T>
-  T operator()(T x, T dy) const {
-    const T s = vmath::sigmoid(T(alpha) * x);
-    return dy * (s + T(alpha) * x * s * (T(1) - s));
-  }
-  double alpha;
-};
 
 OpDef swish_op() {
   OpDef op = unary_op<Swish>("Swish");

@@ -1,57 +1,14 @@
 // Tanh, Sigmoid and Erf. Gradients of the first two read the output: (1 - y^2) dy and y (1 - y) dy;
 // d erf(x) = 2 / sqrt(pi) exp(-x^2).
-#include <numbers>
+#include "ops/tanh.h"
 
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "ops/elementwise.h"
-#include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
-
-struct Tanh {
-  template <typename T>
-  T operator()(T x) const {
-    return vmath::tanh(x);
-  }
-};
-
-struct TanhGrad {
-  template <typename T>
-  T operator()(T y, T dy) const {
-    return dy * (T(1) - y * y);
-  }
-};
-
-struct Sigmoid {
-  template <typename T>
-  T operator()(T x) const {
-    return vmath::sigmoid(x);
-  }
-};
-
-struct SigmoidGrad {
-  template <typename T>
-  T operator()(T y, T dy) const {
-    return dy * y * (T(1) - y);
-  }
-};
-
-struct Erf {
-  template <typename T>
-  T operator()(T x) const {
-    return vmath::erf(x);
-  }
-};
-
-struct ErfGrad {
-  template <typename T>
-  T operator()(T x, T dy) const {
-    return dy * T(2 * std::numbers::inv_sqrtpi) * vmath::exp(-x * x);
-  }
-};
 
 template <typename F>
 OpDef differentiable(const char* name, std::function<void(GradientBuilder&)> gradient) {

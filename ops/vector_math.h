@@ -12,28 +12,30 @@
 #include <cstring>
 #include <limits>
 
+#include "ops/host_device.h"
+
 namespace trainrt::vmath {
 
 namespace internal {
 
-inline float from_bits(int32_t bits) {
+TRAINRT_HOST_DEVICE inline float from_bits(int32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
-inline int32_t to_bits(float value) {
+TRAINRT_HOST_DEVICE inline int32_t to_bits(float value) {
   int32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float power_of_two(int32_t exponent) {
+TRAINRT_HOST_DEVICE inline float power_of_two(int32_t exponent) {
   return from_bits((exponent + 127) << 23);
 }
 
 // (e^r - 1 - r) / r^2 for |r| <= ln2 / 2.
-inline float exp_tail(float r) {
+TRAINRT_HOST_DEVICE inline float exp_tail(float r) {
   float p = 1.395171916e-03f;
   p = p * r + 8.369598221e-03f;
   p = p * r + 4.166618726e-02f;
@@ -43,10 +45,10 @@ inline float exp_tail(float r) {
 
 }  // namespace internal
 
-inline double exp(double x) {
+TRAINRT_HOST_DEVICE inline double exp(double x) {
   return std::exp(x);
 }
-inline float exp(float x) {
+TRAINRT_HOST_DEVICE inline float exp(float x) {
   // Clamped where the result is 0 or infinite anyway; comparisons are ordered so that NaN passes.
   const float clamped = x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x);
   const float n = std::rint(clamped * 1.44269504f);
@@ -61,10 +63,10 @@ inline float exp(float x) {
 
 // exp for arguments that are at most about 0 (softmax): less work, and 0 where the result would be
 // denormal. NaN passes.
-inline double exp_nonpositive(double x) {
+TRAINRT_HOST_DEVICE inline double exp_nonpositive(double x) {
   return std::exp(x);
 }
-inline float exp_nonpositive(float x) {
+TRAINRT_HOST_DEVICE inline float exp_nonpositive(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
   const float n = std::rint(clamped * 1.44269504f);
   const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -73,18 +75,18 @@ inline float exp_nonpositive(float x) {
   return x < -87.0f ? 0.0f : scaled;
 }
 
-inline double expm1(double x) {
+TRAINRT_HOST_DEVICE inline double expm1(double x) {
   return std::expm1(x);
 }
-inline float expm1(float x) {
+TRAINRT_HOST_DEVICE inline float expm1(float x) {
   const float small = x + x * x * internal::exp_tail(x);
   return std::fabs(x) < 0.34f ? small : exp(x) - 1.0f;
 }
 
-inline double log(double x) {
+TRAINRT_HOST_DEVICE inline double log(double x) {
   return std::log(x);
 }
-inline float log(float x) {
+TRAINRT_HOST_DEVICE inline float log(float x) {
   const bool denormal = x < std::numeric_limits<float>::min();
   const float scaled = denormal ? x * 0x1p23f : x;
   const int32_t bits = internal::to_bits(scaled);
@@ -109,10 +111,10 @@ inline float log(float x) {
 }
 
 // log(1 + x) for x >= -1; the quotient repairs the rounding of 1 + x.
-inline double log1p(double x) {
+TRAINRT_HOST_DEVICE inline double log1p(double x) {
   return std::log1p(x);
 }
-inline float log1p(float x) {
+TRAINRT_HOST_DEVICE inline float log1p(float x) {
   const float w = 1.0f + x;
   const float exact = w - 1.0f;
   const float infinity = std::numeric_limits<float>::infinity();
@@ -120,10 +122,10 @@ inline float log1p(float x) {
   return x == infinity ? x : quotient;
 }
 
-inline double tanh(double x) {
+TRAINRT_HOST_DEVICE inline double tanh(double x) {
   return std::tanh(x);
 }
-inline float tanh(float x) {
+TRAINRT_HOST_DEVICE inline float tanh(float x) {
   const float u = x * x;
   float p = -5.717044514e-03f;
   p = p * u + 2.065058679e-02f;
@@ -136,10 +138,10 @@ inline float tanh(float x) {
   return a < 0.625f ? small : large;
 }
 
-inline double erf(double x) {
+TRAINRT_HOST_DEVICE inline double erf(double x) {
   return std::erf(x);
 }
-inline float erf(float x) {
+TRAINRT_HOST_DEVICE inline float erf(float x) {
   const float u = x * x;
   float p = 7.889122751e-05f;
   p = p * u - 8.020842245e-04f;
@@ -163,13 +165,13 @@ inline float erf(float x) {
 }
 
 template <typename T>
-T sigmoid(T x) {
+TRAINRT_HOST_DEVICE T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
 
 // log(1 + e^x) without overflow.
 template <typename T>
-T softplus(T x) {
+TRAINRT_HOST_DEVICE T softplus(T x) {
   const T positive = x > T(0) ? x : T(0);
   return positive + log1p(exp(-std::fabs(x)));
 }

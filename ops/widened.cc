@@ -69,10 +69,22 @@ void convert(
   });
 }
 
-// Runs `kernel` on float32 copies, which take the first bytes of the workspace.
-void run_widened(KernelContext& context, const Kernel& kernel) {
-  std::byte* free = context.workspace().data();
-  std::byte* const end = free + context.workspace().size();
+// Bytes of the copies, as copies_bytes() counts them before a run.
+int64_t copies_bytes(const KernelContext& context) {
+  int64_t bytes = 0;
+  for (int i = 0; i < context.num_inputs(); ++i) {
+    bytes += context.has_input(i) ? copy_bytes(context.input_type(i)) : 0;
+  }
+  for (int i = 0; i < context.num_outputs(); ++i) {
+    bytes += context.has_output(i) ? copy_bytes(context.output_type(i)) : 0;
+  }
+  return bytes;
+}
+
+// Runs `kernel` on float32 copies, which take the first bytes of `room`; the rest is its workspace.
+void run_widened(KernelContext& context, const Kernel& kernel, std::span<std::byte> room) {
+  std::byte* free = room.data();
+  std::byte* const end = free + room.size();
   const size_t num_inputs = static_cast<size_t>(context.num_inputs());
   const size_t num_outputs = static_cast<size_t>(context.num_outputs());
   TensorTypes types(num_inputs + num_outputs);
@@ -125,15 +137,6 @@ void run_widened(KernelContext& context, const Kernel& kernel) {
   }
 }
 
-bool any_16_bit(const KernelContext& context) {
-  for (int i = 0; i < context.num_inputs(); ++i) {
-    if (context.has_input(i) && is_16_bit(context.input_dtype(i))) {
-      return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 void widen_16_bit(OpDef& op, std::function<bool(const OpContext&)> is_native) {
@@ -147,8 +150,10 @@ void widen_16_bit(OpDef& op, std::function<bool(const OpContext&)> is_native) {
     }
     return copies_bytes(context) + (inner ? inner(widened_context(context), spec) : 0);
   };
+  // Reference kernels have no workspace: they are no fast ones, and take what they need.
   op.reference_kernel = [inner = op.reference_kernel](KernelContext& context) {
-    any_16_bit(context) ? run_widened(context, inner) : inner(context);
+    std::vector<std::byte> room(static_cast<size_t>(copies_bytes(context)));
+    room.empty() ? inner(context) : run_widened(context, inner, room);
   };
   const auto make = [factory = op.cpu_factory, kernel = op.cpu_kernel, plain = op.reference_kernel](
                         const OpContext& context, const DeviceSpec& spec) {
@@ -160,7 +165,7 @@ void widen_16_bit(OpDef& op, std::function<bool(const OpContext&)> is_native) {
       return make(context, spec);
     }
     return [inner = make(widened_context(context), spec)](KernelContext& run) {
-      run_widened(run, inner);
+      run_widened(run, inner, run.workspace());
     };
   };
 }

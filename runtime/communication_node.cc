@@ -5,7 +5,6 @@
 #include "runtime/communication_node.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 namespace trainrt {
@@ -46,19 +45,23 @@ struct Segments {
   }
 
   // Copies between the tensor's order and the order of segments.
-  void copy(std::byte* tensor, std::byte* packed, bool pack) const {
+  void copy(Device& device, std::byte* tensor, std::byte* packed, bool pack) const {
     int64_t extent = 0;
     for (const int64_t size : sizes) {
       extent += size;
     }
     int64_t begin = 0;
     for (const int64_t size : sizes) {
-      const size_t bytes = static_cast<size_t>(size * inner_bytes);
-      for (int64_t o = 0; o < outer; ++o) {
-        std::byte* at = tensor + (o * extent + begin) * inner_bytes;
-        std::memcpy(pack ? packed : at, pack ? at : packed, bytes);
-        packed += bytes;
-      }
+      const int64_t bytes = size * inner_bytes;
+      std::byte* at = tensor + begin * inner_bytes;
+      device.copy_rows(pack ? packed : at,
+                       pack ? bytes : extent * inner_bytes,
+                       pack ? at : packed,
+                       pack ? extent * inner_bytes : bytes,
+                       bytes,
+                       outer,
+                       Lane::kCommunication);
+      packed += outer * bytes;
       begin += size;
     }
   }
@@ -67,9 +70,10 @@ struct Segments {
 void all_reduce(const Node& node,
                 const TensorRef& input,
                 const TensorRef& output,
-                Communicator& group) {
+                Communicator& group,
+                Device& device) {
   if (input.data != output.data) {
-    std::memcpy(output.data, input.data, static_cast<size_t>(output.type->bytes()));
+    device.copy(output.data, input.data, output.type->bytes(), Lane::kCommunication);
   }
   group.all_reduce(
       output.data, num_elements(output.type->shape), output.type->dtype, reduction_of(node));
@@ -90,12 +94,13 @@ void reduce_scatter(const Node& node,
                     const TensorRef& input,
                     const TensorRef& output,
                     std::span<std::byte> workspace,
-                    Communicator& group) {
+                    Communicator& group,
+                    Device& device) {
   const Segments segments(node, *input.type);
   std::byte* source = static_cast<std::byte*>(input.data);
   if (segments.outer > 1) {
     std::byte* packed = packing_room(node, workspace, input.type->bytes());
-    segments.copy(source, packed, true);
+    segments.copy(device, source, packed, true);
     source = packed;
   }
   group.reduce_scatter(source, output.data, segments.counts, input.type->dtype, reduction_of(node));
@@ -105,7 +110,8 @@ void all_gather(const Node& node,
                 const TensorRef& input,
                 const TensorRef& output,
                 std::span<std::byte> workspace,
-                Communicator& group) {
+                Communicator& group,
+                Device& device) {
   const Segments segments(node, *output.type);
   std::byte* target = static_cast<std::byte*>(output.data);
   if (segments.outer == 1) {
@@ -114,7 +120,7 @@ void all_gather(const Node& node,
   }
   std::byte* packed = packing_room(node, workspace, output.type->bytes());
   group.all_gather(input.data, packed, segments.counts, input.type->dtype);
-  segments.copy(target, packed, false);
+  segments.copy(device, target, packed, false);
 }
 
 // Cut along one axis, grown along another: the segment of each rank is packed on the way out, and
@@ -123,14 +129,15 @@ void all_to_all(const Node& node,
                 const TensorRef& input,
                 const TensorRef& output,
                 std::span<std::byte> workspace,
-                Communicator& group) {
+                Communicator& group,
+                Device& device) {
   const Segments sent(node, *input.type);
   const Segments received(node, *output.type, "concat_axis", "concat_sizes");
   std::byte* packed = packing_room(node, workspace, input.type->bytes() + output.type->bytes());
   std::byte* arrived = packed + input.type->bytes();
-  sent.copy(static_cast<std::byte*>(input.data), packed, true);
+  sent.copy(device, static_cast<std::byte*>(input.data), packed, true);
   group.all_to_all(packed, sent.counts, arrived, received.counts, input.type->dtype);
-  received.copy(static_cast<std::byte*>(output.data), arrived, false);
+  received.copy(device, static_cast<std::byte*>(output.data), arrived, false);
 }
 
 }  // namespace
@@ -139,22 +146,23 @@ void run_communication_node(const Node& node,
                             std::span<const TensorRef> inputs,
                             std::span<const TensorRef> outputs,
                             std::span<std::byte> workspace,
-                            const RankCommunicators& communicators) {
-  Communicator& group = communicators.group(node.attributes.get_string("group"));
+                            const RankCommunicators& communicators,
+                            Device& device) {
+  Communicator& group = communicators.of_tensors(node.attributes.get_string("group"));
   const std::string& type = node.op_type;
   const auto peer = [&] { return static_cast<int>(node.attributes.get_int("peer")); };
   const auto tag = [&] { return static_cast<int>(node.attributes.get_int("tag", 0)); };
   if (type == comm_op::kAllReduce) {
-    all_reduce(node, inputs[0], outputs[0], group);
+    all_reduce(node, inputs[0], outputs[0], group, device);
   } else if (type == comm_op::kReduceScatter) {
-    reduce_scatter(node, inputs[0], outputs[0], workspace, group);
+    reduce_scatter(node, inputs[0], outputs[0], workspace, group, device);
   } else if (type == comm_op::kAllGather) {
-    all_gather(node, inputs[0], outputs[0], workspace, group);
+    all_gather(node, inputs[0], outputs[0], workspace, group, device);
   } else if (type == comm_op::kAllToAll) {
-    all_to_all(node, inputs[0], outputs[0], workspace, group);
+    all_to_all(node, inputs[0], outputs[0], workspace, group, device);
   } else if (type == comm_op::kBroadcast) {
     if (inputs[0].data != outputs[0].data) {
-      std::memcpy(outputs[0].data, inputs[0].data, static_cast<size_t>(outputs[0].type->bytes()));
+      device.copy(outputs[0].data, inputs[0].data, outputs[0].type->bytes(), Lane::kCommunication);
     }
     group.broadcast(outputs[0].data,
                     outputs[0].type->bytes(),

@@ -11,13 +11,14 @@
 
 namespace trainrt {
 
-// Runs one node of comm_op. `workspace` holds the packed tensor when a gather or scatter is along
-// an axis that is not the outermost.
+// Runs one node of comm_op, on the device's Lane::kCommunication. `workspace` holds the packed
+// tensor when a gather or scatter is along an axis that is not the outermost.
 void run_communication_node(const Node& node,
                             std::span<const TensorRef> inputs,
                             std::span<const TensorRef> outputs,
                             std::span<std::byte> workspace,
-                            const RankCommunicators& communicators);
+                            const RankCommunicators& communicators,
+                            Device& device);
 
 // What a step adds up, by logical shard: added shard by shard, the sums do not depend on which data
 // rank has which shard.

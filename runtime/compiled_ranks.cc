@@ -26,6 +26,11 @@ std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
                                         const std::vector<DeviceOptions>& devices,
                                         const std::vector<int64_t>& sizes,
                                         std::optional<int> only_rank) {
+  // Between GPUs a pipeline's sends and receives have not been seen to end in every order.
+  TRAINRT_REQUIRE(
+      plan.pipeline_parallel == 1 || !devices.at(0).cuda_index,
+      kInfeasiblePlan,
+      "pipeline stages on several GPUs can be planned but not run yet; use --dp or --tp");
   std::vector<CompiledRank> ranks(devices.size());
   for (const int64_t size : sizes) {
     Partitioner partitioner(
@@ -35,7 +40,7 @@ std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
       if (only_rank && *only_rank != static_cast<int>(rank)) {
         continue;
       }
-      const DeviceSpec spec = cpu_device_spec(devices[rank]);
+      const DeviceSpec spec = device_spec(devices[rank]);
       auto program =
           std::make_shared<const Program>(partitioner.program(static_cast<int>(rank), spec));
       ranks[rank].program_of_size[size] = static_cast<int>(ranks[rank].programs.size());

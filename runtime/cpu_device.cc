@@ -12,6 +12,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "runtime/device.h"
 #include "runtime/machine.h"
@@ -69,6 +71,7 @@ class CpuDevice : public Device {
   void attach_thread() override { omp_set_num_threads(options_.threads); }
 
   std::unique_ptr<DeviceBuffer> allocate(int64_t bytes) override;
+  std::unique_ptr<DeviceBuffer> allocate_host(int64_t bytes) override;
 
   void copy_to_device(void* device, const void* host, int64_t bytes) override {
     std::memcpy(device, host, static_cast<size_t>(bytes));
@@ -79,7 +82,22 @@ class CpuDevice : public Device {
   void fill_zero(void* device, int64_t bytes) override {
     std::memset(device, 0, static_cast<size_t>(bytes));
   }
+  void copy_rows(void* to,
+                 int64_t to_stride,
+                 const void* from,
+                 int64_t from_stride,
+                 int64_t row_bytes,
+                 int64_t rows,
+                 Lane) override {
+    for (int64_t row = 0; row < rows; ++row) {
+      std::memcpy(static_cast<std::byte*>(to) + row * to_stride,
+                  static_cast<const std::byte*>(from) + row * from_stride,
+                  static_cast<size_t>(row_bytes));
+    }
+  }
+  void follow(Lane, Lane) override {}
   void synchronize() override {}
+  std::unique_ptr<Communicator> make_communicator(Communicator&) override { return nullptr; }
 
  private:
   std::string name_;
@@ -152,6 +170,27 @@ std::unique_ptr<DeviceBuffer> CpuDevice::allocate(int64_t bytes) {
   // whole huge pages within the buffer are asked for, so no more memory is used. Advice may fail.
   madvise(data, rounded / kHugePage * kHugePage, MADV_HUGEPAGE);
   return std::make_unique<CpuBuffer>(data, bytes, used_);
+}
+
+class HostBuffer : public DeviceBuffer {
+ public:
+  explicit HostBuffer(int64_t bytes)
+      : bytes_(bytes), memory_(static_cast<size_t>(bytes) + kAlignment, std::byte{0}) {}
+  std::byte* data() override {
+    void* start = memory_.data();
+    size_t room = memory_.size();
+    return static_cast<std::byte*>(
+        std::align(kAlignment, static_cast<size_t>(bytes_), start, room));
+  }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  int64_t bytes_;
+  std::vector<std::byte> memory_;
+};
+
+std::unique_ptr<DeviceBuffer> CpuDevice::allocate_host(int64_t bytes) {
+  return std::make_unique<HostBuffer>(bytes);
 }
 
 }  // namespace

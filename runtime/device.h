@@ -2,12 +2,14 @@
 // end (cpu_device, cuda_device), and the one at which tests put limits and failures.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "graph/kernel.h"
+#include "parallel/communicator.h"
 
 namespace trainrt {
 
@@ -24,7 +26,15 @@ struct DeviceOptions {
   std::optional<int64_t> memory_limit;  // bytes; a larger arena is refused with kInfeasiblePlan
   double speed = 1.0;                   // < 1: every kernel is stretched to kernel time / speed
   bool reference_kernels = false;
+  std::optional<int> cuda_index;  // the GPU of this number; none: a share of the CPU
+  bool deterministic = false;     // CUDA: only algorithms that give equal bits every time
+  bool tf32 = false;              // CUDA: float32 products may round their operands to TF32
+  std::chrono::milliseconds deadline = std::chrono::seconds(60);  // of collectives
 };
+
+// The two orders of work of a device. On a CPU everything happens at once and there is no
+// difference; on a GPU they are streams, and one waits for the other only where it is told to.
+enum class Lane : uint8_t { kCompute, kCommunication };
 
 class Device {
  public:
@@ -34,13 +44,39 @@ class Device {
   // Throws kInfeasiblePlan above the memory limit, kOutOfMemory when the machine has no more; both
   // with asked, used and limit.
   virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes) = 0;
+  // Zeros in the host's memory, on which the device's kernels work too; no limit counts them.
+  virtual std::unique_ptr<DeviceBuffer> allocate_host(int64_t bytes) = 0;
   virtual void copy_to_device(void* device, const void* host, int64_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* device, int64_t bytes) = 0;
   virtual void fill_zero(void* device, int64_t bytes) = 0;
+  // On the device: `rows` runs of `row_bytes`, `to_stride` and `from_stride` bytes apart. The runs
+  // must not overlap. Everything above is asked of Lane::kCompute.
+  virtual void copy_rows(void* to,
+                         int64_t to_stride,
+                         const void* from,
+                         int64_t from_stride,
+                         int64_t row_bytes,
+                         int64_t rows,
+                         Lane lane) = 0;
+  void copy(void* to, const void* from, int64_t bytes, Lane lane = Lane::kCompute) {
+    copy_rows(to, bytes, from, bytes, bytes, 1, lane);
+  }
+  // What is asked of `lane` from now on runs after all that has been asked of `earlier` so far.
+  virtual void follow(Lane lane, Lane earlier) = 0;
+  // Waits until both lanes have done all that was asked of them.
   virtual void synchronize() = 0;
+
+  // Collective over `group`: a communicator between the same ranks for tensors in the memory of
+  // their devices, working on Lane::kCommunication; null where `group` itself can read that memory.
+  virtual std::unique_ptr<Communicator> make_communicator(Communicator& group) = 0;
 
   // To be called once on each thread that will run kernels, before the first of them.
   virtual void attach_thread() {}
+  // What a profiler is to record of the device, and which node it works for.
+  virtual void profile(bool) {}
+  virtual void begin_node(const std::string&) {}
+  virtual void end_node() {}
+
   // Kernels take kernel time / speed: the executor waits for the rest.
   virtual double speed() const { return 1.0; }
 };
@@ -49,5 +85,9 @@ std::unique_ptr<Device> make_cpu_device(int index, const DeviceOptions& options)
 
 // What make_cpu_device's device will call itself: programs are compiled before a device exists.
 DeviceSpec cpu_device_spec(const DeviceOptions& options);
+
+// The device of rank `rank`: CPU or GPU, as the options say. And its spec.
+std::unique_ptr<Device> make_device(int rank, const DeviceOptions& options);
+DeviceSpec device_spec(const DeviceOptions& options);
 
 }  // namespace trainrt

@@ -20,7 +20,10 @@
 
 namespace trainrt {
 
-Communicator& RankCommunicators::group(const std::string& name) const {
+Communicator& RankCommunicators::of_tensors(const std::string& name) const {
+  if (const auto at = on_device.find(name); at != on_device.end()) {
+    return *at->second;
+  }
   Communicator* found = name == "data"       ? data
                         : name == "tensor"   ? tensor
                         : name == "pipeline" ? pipeline
@@ -31,23 +34,6 @@ Communicator& RankCommunicators::group(const std::string& name) const {
 }
 
 namespace {
-
-// Zeros in the host's memory, at a multiple of the arena's alignment.
-class HostArena {
- public:
-  void allocate(int64_t bytes) {
-    memory_.assign(static_cast<size_t>(bytes + kArenaAlignment), std::byte{0});
-    void* start = memory_.data();
-    size_t room = memory_.size();
-    data_ = static_cast<std::byte*>(
-        std::align(static_cast<size_t>(kArenaAlignment), static_cast<size_t>(bytes), start, room));
-  }
-  std::byte* data() const { return data_; }
-
- private:
-  std::vector<std::byte> memory_;
-  std::byte* data_ = nullptr;
-};
 
 // The kind of phase that holds the update: without accumulation it is part of the only backward.
 // None on a rank without parameters.
@@ -78,10 +64,17 @@ struct Executor::Impl {
   std::vector<BoundProgram> programs;
   size_t loaded = 0;  // the program in whose layout persistent tensors lie
   std::unique_ptr<DeviceBuffer> arena;
-  HostArena host_arena;
-  std::vector<std::byte> scratch;  // for updates that are not in place
-  StepResult totals;               // of the running step
-  StepSums sums;                   // what they are added up from
+  std::unique_ptr<DeviceBuffer> host_arena;
+  std::vector<std::span<std::byte>> communicated;  // memory that the communication lane works on
+  struct Noted {
+    double* to;
+    DType dtype;
+  };
+  static constexpr int64_t kResultBytes = 8;
+  std::unique_ptr<DeviceBuffer> results;  // of a GPU: numbers set aside, in the order of `noted`
+  std::vector<Noted> noted;
+  StepResult totals;  // of the running step
+  StepSums sums;      // what they are added up from
   double loss_seed = 0;
   StepTrace* trace = nullptr;
   std::string running_cell;  // when tracing, and since when it computes
@@ -92,7 +85,7 @@ struct Executor::Impl {
 
   std::byte* address(const BoundProgram& bound, const TensorAddress& at, int micro_batch) const {
     const bool on_host = at.region == ArenaRegion::kHost;
-    return (on_host ? host_arena.data() : arena->data()) +
+    return (on_host ? host_arena->data() : arena->data()) +
            bound.memory.absolute_offset(at, micro_batch);
   }
 
@@ -157,10 +150,15 @@ struct Executor::Impl {
 
   // ---- running -------------------------------------------------------------------------------
 
-  double read_scalar(const BoundProgram& bound, const BoundTensor& tensor, int micro_batch) const {
+  double read_scalar(const BoundProgram& bound, const BoundTensor& tensor, int micro_batch) {
+    await_communication(address(bound, *tensor.at, micro_batch), tensor.value->type.bytes());
     alignas(8) std::byte bytes[8];
     const DType dtype = tensor.value->type.dtype;
     device.copy_to_host(bytes, address(bound, *tensor.at, micro_batch), dtype_bytes(dtype));
+    return scalar_of(dtype, bytes);
+  }
+
+  static double scalar_of(DType dtype, const std::byte* bytes) {
     return dispatch_numeric(dtype, [&](auto tag) {
       decltype(tag) value;
       std::memcpy(&value, bytes, sizeof(value));
@@ -192,9 +190,10 @@ struct Executor::Impl {
   void write_feeds(const BoundProgram& bound,
                    const BoundPhase& phase,
                    int micro_batch,
-                   const StepFeed& feed) const {
+                   const StepFeed& feed) {
     for (const BoundTensor& tensor : phase.feeds) {
       void* to = address(bound, *tensor.at, micro_batch);
+      await_communication(to, tensor.value->type.bytes());
       if (tensor.feed < 0) {
         write_runtime_input(tensor, to, micro_batch, feed);
         continue;
@@ -218,9 +217,15 @@ struct Executor::Impl {
 
   // ---- tracing: a cell computes but for the time that its communication takes ------------------
 
+  // On a GPU the host runs ahead of what is timed: a trace waits for it.
+  StepTrace::Clock::time_point traced_now() {
+    device.synchronize();
+    return StepTrace::Clock::now();
+  }
+
   StepTrace::Clock::time_point trace_communication_begin() {
     const StepTrace::Clock::time_point now =
-        trace == nullptr ? StepTrace::Clock::time_point() : StepTrace::Clock::now();
+        trace == nullptr ? StepTrace::Clock::time_point() : traced_now();
     if (trace != nullptr) {
       trace->add(running_cell, TraceLane::kCompute, computing_since, now);
     }
@@ -232,7 +237,7 @@ struct Executor::Impl {
     if (trace == nullptr) {
       return;
     }
-    computing_since = StepTrace::Clock::now();
+    computing_since = traced_now();
     const bool waits = node.node->op_type == comm_op::kRecv;
     const TensorRef& moved = node.outputs.empty() ? node.inputs[0] : node.outputs[0];
     trace->add(node.node->name,
@@ -245,13 +250,54 @@ struct Executor::Impl {
   void trace_cell_begin(const Cell& cell) {
     if (trace != nullptr) {
       running_cell = cell_name(cell);
-      computing_since = StepTrace::Clock::now();
+      computing_since = traced_now();
     }
   }
 
   void trace_cell_end() {
     if (trace != nullptr) {
-      trace->add(running_cell, TraceLane::kCompute, computing_since, StepTrace::Clock::now());
+      trace->add(running_cell, TraceLane::kCompute, computing_since, traced_now());
+    }
+  }
+
+  // ---- the communication lane ------------------------------------------------------------------
+  //
+  // Communication begins when all earlier computation is done, and computation goes on beside it
+  // until it touches memory that communication works on. Memory is compared by address, not tensors
+  // by name: the plan lays tensors over each other.
+
+  void run_communication(BoundNode& node) {
+    device.follow(Lane::kCommunication, Lane::kCompute);
+    const auto begin = trace_communication_begin();
+    run_communication_node(
+        *node.node, node.inputs, node.outputs, node.workspace, communicators, device);
+    trace_communication_end(node, begin);
+    for (const std::vector<TensorRef>* refs : {&node.inputs, &node.outputs}) {
+      for (const TensorRef& ref : *refs) {
+        if (ref.type != nullptr) {
+          communicated.emplace_back(static_cast<std::byte*>(ref.data),
+                                    static_cast<size_t>(ref.type->bytes()));
+        }
+      }
+    }
+    communicated.push_back(node.workspace);
+  }
+
+  void await_communication(const void* data, int64_t bytes) {
+    const std::byte* begin = static_cast<const std::byte*>(data);
+    const std::byte* end = begin + bytes;
+    for (const std::span<std::byte>& range : communicated) {
+      if (range.data() < end && begin < range.data() + range.size()) {
+        await_communication();
+        return;
+      }
+    }
+  }
+
+  void await_communication() {
+    if (!communicated.empty()) {
+      device.follow(Lane::kCompute, Lane::kCommunication);
+      communicated.clear();
     }
   }
 
@@ -259,12 +305,17 @@ struct Executor::Impl {
 
   void run_node(BoundNode& node, const StepContext& step) {
     if (!node.kernel) {
-      device.synchronize();
-      const auto begin = trace_communication_begin();
-      run_communication_node(*node.node, node.inputs, node.outputs, node.workspace, communicators);
-      trace_communication_end(node, begin);
+      run_communication(node);
       return;
     }
+    for (const std::vector<TensorRef>* refs : {&node.inputs, &node.outputs}) {
+      for (const TensorRef& ref : *refs) {
+        if (ref.type != nullptr) {
+          await_communication(ref.data, ref.type->bytes());
+        }
+      }
+    }
+    await_communication(node.workspace.data(), static_cast<int64_t>(node.workspace.size()));
     const double speed = device.speed();
     const auto start =
         speed < 1 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
@@ -280,6 +331,39 @@ struct Executor::Impl {
       const auto elapsed = std::chrono::steady_clock::now() - start;
       std::this_thread::sleep_for(elapsed * (1 / speed - 1));
     }
+  }
+
+  // ---- the step's sums --------------------------------------------------------------------------
+  //
+  // Reading from a GPU waits for it. So what phases add to the totals is set aside there, since its
+  // place in the arena is soon another tensor's, and read when a total is needed.
+
+  void note_result(const BoundProgram& bound,
+                   const BoundTensor& tensor,
+                   int micro_batch,
+                   double& to) {
+    if (results == nullptr) {
+      to += read_scalar(bound, tensor, micro_batch);
+      return;
+    }
+    const void* from = address(bound, *tensor.at, micro_batch);
+    const int64_t bytes = tensor.value->type.bytes();
+    await_communication(from, bytes);
+    TRAINRT_CHECK(static_cast<int64_t>(noted.size() + 1) * kResultBytes <= results->bytes());
+    device.copy(results->data() + static_cast<int64_t>(noted.size()) * kResultBytes, from, bytes);
+    noted.push_back({&to, tensor.value->type.dtype});
+  }
+
+  void collect_results() {
+    if (noted.empty()) {
+      return;
+    }
+    std::vector<std::byte> host(noted.size() * kResultBytes);
+    device.copy_to_host(host.data(), results->data(), static_cast<int64_t>(host.size()));
+    for (size_t i = 0; i < noted.size(); ++i) {
+      *noted[i].to += scalar_of(noted[i].dtype, host.data() + i * kResultBytes);
+    }
+    noted.clear();
   }
 
   // `micro_batch` is -1 for phases that run once per step.
@@ -306,7 +390,9 @@ struct Executor::Impl {
           node.workspace = {data, node.workspace.size()};
         }
       }
+      device.begin_node(node.node->name);
       run_node(node, step);
+      device.end_node();
       if (i == phase.grad_norm_node) {
         totals.grad_norm = read_scalar(bound, phase.grad_norm, micro_batch);
         totals.has_grad_norm = true;
@@ -317,25 +403,22 @@ struct Executor::Impl {
       }
     }
     for (const BoundUpdate& update : phase.updates) {
-      copy_on_device(address(bound, *update.target.at, 0),
-                     address(bound, *update.source.at, micro_batch),
-                     update.target.value->type.bytes());
+      void* to = address(bound, *update.target.at, 0);
+      const void* from = address(bound, *update.source.at, micro_batch);
+      const int64_t bytes = update.target.value->type.bytes();
+      await_communication(to, bytes);
+      await_communication(from, bytes);
+      device.copy(to, from, bytes);
     }
     const auto add = [&](const BoundTensor& tensor, std::vector<double>& to) {
       if (tensor.value != nullptr) {
         const MicroBatch& at = bound.program->micro_batches.at(static_cast<size_t>(micro_batch));
-        to.at(static_cast<size_t>(at.shard)) += read_scalar(bound, tensor, micro_batch);
+        note_result(bound, tensor, micro_batch, to.at(static_cast<size_t>(at.shard)));
       }
     };
     add(phase.loss_sum, sums.loss);
     add(phase.item_count, sums.items);
     add(phase.correct, sums.correct);
-  }
-
-  void copy_on_device(void* to, const void* from, int64_t bytes) {
-    scratch.resize(std::max(scratch.size(), static_cast<size_t>(bytes)));
-    device.copy_to_host(scratch.data(), from, bytes);
-    device.copy_to_device(to, scratch.data(), bytes);
   }
 
   static void check_finite(double value, const std::string& what, const StepFeed& feed) {
@@ -351,6 +434,15 @@ struct Executor::Impl {
   }
 
   void count_items(const StepFeed& feed) {
+    collect_results();
+    // A device cannot throw in the middle of a count: it answers NaN to a label that is no class.
+    TRAINRT_REQUIRE(
+        std::none_of(
+            sums.items.begin(), sums.items.end(), [](double items) { return std::isnan(items); }),
+        kInvalidArgument,
+        "step ",
+        feed.step + 1,
+        ": a class label lies outside of the classes that the model's output has");
     totals.item_count = trainrt::count_items(sums, communicators);
     loss_seed = totals.item_count > 0 ? feed.loss_scale / totals.item_count : 0;
   }
@@ -373,10 +465,19 @@ void Executor::load() {
   impl_->device.attach_thread();
   impl_->arena = impl_->device.allocate(arena_bytes());
   impl_->device.fill_zero(impl_->arena->data(), impl_->arena->bytes());
-  impl_->host_arena.allocate(host_bytes());
+  impl_->host_arena = impl_->device.allocate_host(host_bytes());
+  if (impl_->device.context().spec().backend == Backend::kCuda) {
+    size_t most_cells = 1;
+    for (const BoundProgram& bound : impl_->programs) {
+      most_cells = std::max(most_cells, bound.program->cells.size());
+    }
+    constexpr int64_t kTotals = 3;  // that a phase may add to
+    impl_->results =
+        impl_->device.allocate(kTotals * Impl::kResultBytes * static_cast<int64_t>(most_cells));
+  }
   for (BoundProgram& bound : impl_->programs) {
     bind_persistent(bound);
-    bind_program(bound, impl_->arena->data(), impl_->host_arena.data(), impl_->input_names);
+    bind_program(bound, impl_->arena->data(), impl_->host_arena->data(), impl_->input_names);
   }
   impl_->write_constants(impl_->programs.at(0));
   impl_->device.synchronize();
@@ -390,6 +491,7 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
   const std::optional<PhaseKind> changes = phase_of_update(*bound.program);
   impl.totals = StepResult{};
   impl.sums = StepSums(bound.program->num_shards);
+  impl.noted.clear();
   for (const ProgramVariant& variant : bound.program->variants) {
     impl.totals.has_correct = impl.totals.has_correct || variant.correct != kNoValue;
   }
@@ -401,6 +503,7 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
       counted = true;
     }
     if (!combined && cell.phase == changes) {
+      impl.collect_results();
       combine_step(impl.totals, impl.sums, bound.program->coordinates, impl.communicators);
       combined = true;
       Impl::check_finite(impl.totals.loss(), "the loss", feed);
@@ -422,9 +525,12 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
     impl.count_items(feed);  // a rank without a share of the samples still takes part
   }
   if (!combined) {
+    impl.collect_results();
     combine_step(impl.totals, impl.sums, bound.program->coordinates, impl.communicators);
     Impl::check_finite(impl.totals.loss(), "the loss", feed);
   }
+  impl.collect_results();
+  impl.await_communication();
   impl.device.synchronize();
   return impl.totals;
 }

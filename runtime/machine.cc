@@ -1,6 +1,5 @@
 #include "runtime/machine.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -71,9 +70,11 @@ Machine describe_machine() {
   if (const int64_t limit = group_limit(); limit > 0 && limit < machine.memory_bytes) {
     machine.memory_bytes = limit;
   }
-  if (void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL); driver != nullptr) {
-    machine.driver_library = "libcuda.so.1";
-    ::dlclose(driver);
+  try {
+    machine.gpus = cuda_module().devices();
+    machine.cuda_versions = cuda_module().versions();
+  } catch (const Error& error) {
+    machine.no_gpu_reason = error.message();
   }
   return machine;
 }

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "runtime/load_cuda.h"
 
 namespace trainrt {
 
@@ -12,7 +15,9 @@ struct Machine {
   int cores = 1;             // that this process may use
   int64_t memory_bytes = 0;  // in all, or the control group's limit
   int64_t available_bytes = 0;
-  std::string driver_library;  // of CUDA, empty without
+  std::vector<CudaDeviceInfo> gpus;
+  std::string cuda_versions;  // of driver and libraries; empty without GPUs
+  std::string no_gpu_reason;  // what is missing; empty with GPUs
 };
 
 Machine describe_machine();

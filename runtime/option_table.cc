@@ -268,7 +268,29 @@ std::vector<OptionDef> plan_options() {
       number("threads", p | kDeviceOptions, &O::threads, "CPU threads per rank (0: cores / ranks)"),
       number("nproc", p, &O::nproc, "processes to start on this machine", 1),
       number("deadline", p, &O::deadline, "seconds a rank waits for another", 1e-3),
+      toggle("deterministic", p, &O::deterministic, "on GPUs too, equal bits in every run"),
   };
+}
+
+OptionDef profile_steps() {
+  OptionDef def =
+      define("profile-steps", kRunOptions, "A:B", "the steps that a GPU profiler is to record");
+  def.set = [](Options& o, const std::string& v, const std::string& where) {
+    const size_t colon = v.find(':');
+    TRAINRT_REQUIRE(colon != std::string::npos,
+                    kInvalidArgument,
+                    where,
+                    " is '",
+                    v,
+                    "'; wanted the first and the last step, as in 10:12");
+    o.profile_first = parse_number<int64_t>(v.substr(0, colon), where, 1, kNoLimit);
+    o.profile_last = parse_number<int64_t>(
+        v.substr(colon + 1), where, static_cast<double>(o.profile_first), kNoLimit);
+  };
+  def.get = [](const Options& o) {
+    return o.profile_first == 0 ? "" : quoted(concat(o.profile_first, ":", o.profile_last));
+  };
+  return def;
 }
 
 std::vector<OptionDef> output_options() {
@@ -281,6 +303,7 @@ std::vector<OptionDef> output_options() {
       toggle("resume", r, &O::resume, "continue from the newest complete checkpoint"),
       text("export", r, &O::export_file, "F.onnx", "write the trained model"),
       text("metrics", r, &O::metrics, "F.jsonl", "write one JSON object per step"),
+      profile_steps(),
       text("trace", kTraceOptions, &O::trace, "F.json", "write a time line for a trace viewer"),
       text("objective",
            kReportOptions,

@@ -71,6 +71,7 @@ struct Options {
   int64_t threads = 0;  // 0: cores / local ranks
   int64_t nproc = 1;
   double deadline = 60;
+  bool deterministic = false;
 
   // run
   std::string checkpoint_dir;
@@ -79,6 +80,7 @@ struct Options {
   std::string export_file;
   std::string metrics;
   std::string trace;
+  int64_t profile_first = 0, profile_last = 0;  // steps, from 1
 
   // plan's report and others' output
   std::string objective = "throughput";

@@ -9,6 +9,7 @@
 #include "parallel/plan_annotation.h"
 #include "planner/planner.h"
 #include "runtime/file_bytes.h"
+#include "runtime/load_cuda.h"
 #include "runtime/machine.h"
 
 namespace trainrt {
@@ -20,11 +21,6 @@ int num_cpu_ranks(const std::string& devices) {
   if (devices.empty() || devices == "cpu") {
     return 1;
   }
-  TRAINRT_REQUIRE(devices.rfind("cuda", 0) != 0,
-                  kDevice,
-                  "--devices ",
-                  devices,
-                  ": no CUDA driver is loaded on this machine; see 'trainrt doctor'");
   int count = 0;
   const char* end = devices.data() + devices.size();
   const bool is_cpu = devices.rfind("cpu:", 0) == 0;
@@ -173,6 +169,31 @@ bool wants_search(const Options& options, const std::vector<DeviceOptions>& devi
          options.offload == "optimizer";
 }
 
+std::vector<DeviceOptions> cuda_rank_devices(const Options& options, int num_processes) {
+  const std::vector<int> indices = cuda_device_indices(options.devices);
+  TRAINRT_REQUIRE(num_processes == 1,
+                  kUnsupported,
+                  "--devices ",
+                  options.devices,
+                  " in several processes is not supported yet; one process drives all GPUs of this "
+                  "machine");
+  std::vector<DeviceOptions> devices(indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) {
+    devices[i].cuda_index = indices[i];
+    devices[i].deterministic = options.deterministic;
+    devices[i].tf32 = options.precision == "tf32";
+    devices[i].deadline = std::chrono::milliseconds(static_cast<int64_t>(options.deadline * 1000));
+  }
+  TRAINRT_REQUIRE(indices.size() == 1 || !options.cluster.empty() || !options.plan.empty(),
+                  kInvalidArgument,
+                  "--devices ",
+                  options.devices,
+                  " are ",
+                  indices.size(),
+                  " GPUs: name what they are with --cluster (a preset or file), or give a --plan");
+  return devices;
+}
+
 }  // namespace
 
 PlanPins plan_pins(const Options& options) {
@@ -183,7 +204,12 @@ std::vector<DeviceOptions> rank_devices(const Options& options,
                                         int num_processes,
                                         int num_local_processes) {
   std::vector<DeviceOptions> devices;
-  if (!options.cluster.empty()) {
+  TRAINRT_REQUIRE(options.profile_first == 0 || names_cuda(options.devices),
+                  kInvalidArgument,
+                  "--profile-steps is for --devices cuda");
+  if (names_cuda(options.devices)) {
+    devices = cuda_rank_devices(options, num_processes);
+  } else if (!options.cluster.empty()) {
     const Topology topology = load_cluster(options.cluster);
     for (int d = 0; d < topology.num_devices(); ++d) {
       const DeviceType& type = topology.type_of(d);

@@ -2,7 +2,7 @@
 
 namespace trainrt {
 
-RankGroups::RankGroups(const Plan& plan, Communicator* world) {
+RankGroups::RankGroups(const Plan& plan, Communicator* world, Device& device) {
   communicators_.world = world;
   if (world == nullptr) {
     return;
@@ -21,6 +21,15 @@ RankGroups::RankGroups(const Plan& plan, Communicator* world) {
   if (plan.pipeline_parallel > 1) {
     pipeline_ = world->split(at.data_rank * tp + at.tensor_rank, at.stage);
     communicators_.pipeline = pipeline_.get();
+  }
+  for (const auto& [name, group] :
+       {std::pair{"data", data_.get()}, {"tensor", tensor_.get()}, {"pipeline", pipeline_.get()}}) {
+    if (group != nullptr) {
+      if (std::unique_ptr<Communicator> tensors = device.make_communicator(*group)) {
+        communicators_.on_device[name] = tensors.get();
+        on_device_.push_back(std::move(tensors));
+      }
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "parallel/plan.h"
 #include "runtime/executor.h"
@@ -11,13 +12,14 @@ namespace trainrt {
 class RankGroups {
  public:
   // Collective over `world`, which may be null for a single rank.
-  RankGroups(const Plan& plan, Communicator* world);
+  RankGroups(const Plan& plan, Communicator* world, Device& device);
   const RankCommunicators& communicators() const { return communicators_; }
 
  private:
   std::unique_ptr<Communicator> data_;
   std::unique_ptr<Communicator> tensor_;
   std::unique_ptr<Communicator> pipeline_;
+  std::vector<std::unique_ptr<Communicator>> on_device_;
   RankCommunicators communicators_;
 };
 

@@ -58,8 +58,8 @@ class RankRunner {
         rank_(rank),
         world_(world),
         compiled_(run.ranks[static_cast<size_t>(rank)]),
-        device_(make_cpu_device(rank, run.devices[static_cast<size_t>(rank)])),
-        groups_(run.plan, world),
+        device_(make_device(rank, run.devices[static_cast<size_t>(rank)])),
+        groups_(run.plan, world, *device_),
         executor_(*device_, groups_.communicators(), run.job.input_names),
         store_(executor_, *compiled_.programs[0]) {
     for (size_t i = 0; i < compiled_.programs.size(); ++i) {
@@ -233,7 +233,13 @@ void RankRunner::train() {
   bool stopped = false;
   while (const StepData* data = loader.next()) {
     const Clock::time_point start = Clock::now();
+    if (step + 1 == options.profile_first) {
+      device_->profile(true);
+    }
     const StepResult result = run_step(*data, step);
+    if (step + 1 == options.profile_last) {
+      device_->profile(false);
+    }
     require_items(result, concat("step ", step + 1, ": "));
     loss = result.loss();
     if (rank_ == 0) {

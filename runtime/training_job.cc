@@ -6,6 +6,7 @@
 
 #include "graph/passes/precision.h"
 #include "runtime/data_choice.h"
+#include "runtime/load_cuda.h"
 #include "runtime/sample_order.h"
 
 namespace trainrt {
@@ -40,8 +41,20 @@ OptimizerSpec optimizer_spec(const Options& options) {
   return spec;
 }
 
+// TF32 is a way to multiply float32 numbers (DeviceOptions::tf32), not a type of tensors.
+std::string graph_precision(const std::string& precision) {
+  return precision == "tf32" ? "fp32" : precision;
+}
+
 std::string resolve_precision(const Options& options) {
-  return options.precision == "auto" ? "fp32" : options.precision;  // what a CPU is fastest in
+  const bool cuda = names_cuda(options.devices);
+  TRAINRT_REQUIRE(options.precision != "tf32" || cuda,
+                  kUnsupported,
+                  "--precision tf32 needs --devices cuda; the CPU runs fp64, fp32, bf16 and fp16");
+  if (options.precision == "auto") {
+    return cuda ? "bf16" : "fp32";  // what the device is fastest in
+  }
+  return options.precision;
 }
 
 int64_t micro_batch_to_try(const Options& options) {
@@ -78,7 +91,7 @@ BindOptions bind_options(const Options& options, bool training) {
 Graph TrainingJob::forward(int64_t micro_batch) const {
   BindOptions bound = bind;
   bound.batch = micro_batch;
-  return apply_precision(model->bind(bound), precision);
+  return apply_precision(model->bind(bound), graph_precision(precision));
 }
 
 TrainingGraph TrainingJob::build(int64_t micro_batch, bool accumulate) const {
@@ -125,7 +138,7 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   const Graph plain = job.model->bind(bound);
   record_model_types(plain, job);
   job.num_forward_nodes = plain.num_nodes();
-  const Graph forward = apply_precision(plain, job.precision);
+  const Graph forward = apply_precision(plain, graph_precision(job.precision));
   DataChoice choice = choose_data(options, forward, evaluate, array_axes);
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;

@@ -24,11 +24,26 @@ std::string as_text(const Machine& machine) {
       "cores       " + std::to_string(machine.cores) + " usable, vector unit " + machine.isa + "\n";
   text += "memory      " + gibibytes(machine.memory_bytes) + ", " +
           gibibytes(machine.available_bytes) + " available\n";
-  text += "gpu         ";
-  text += machine.driver_library.empty()
-              ? "no CUDA driver here: runs use the CPU; plans for GPUs work\n"
-              : "CUDA driver found\n";
-  text += "devices     cpu, cpu:N (N ranks that share this machine)\n";
+  if (machine.gpus.empty()) {
+    text += "gpu         none: " + machine.no_gpu_reason + "\n            plans for GPUs work\n";
+  }
+  for (size_t i = 0; i < machine.gpus.size(); ++i) {
+    const CudaDeviceInfo& gpu = machine.gpus[i];
+    text += concat("gpu         cuda:",
+                   i,
+                   ": ",
+                   gpu.name,
+                   ", ",
+                   gpu.isa,
+                   ", ",
+                   gibibytes(gpu.memory_bytes),
+                   "\n");
+  }
+  if (!machine.gpus.empty()) {
+    text += "cuda        " + machine.cuda_versions + "\n";
+  }
+  text += "devices     cpu, cpu:N (N ranks that share this machine)";
+  text += machine.gpus.empty() ? "\n" : ", cuda, cuda:0,1\n";
   text += "clusters    for --cluster, each with :N hosts:\n ";
   size_t width = 0;
   for (const std::string& name : preset_names()) {
@@ -43,6 +58,10 @@ std::string as_text(const Machine& machine) {
 }
 
 std::string as_json(const Machine& machine) {
+  nlohmann::ordered_json gpus = nlohmann::ordered_json::array();
+  for (const CudaDeviceInfo& gpu : machine.gpus) {
+    gpus.push_back({{"name", gpu.name}, {"isa", gpu.isa}, {"memory_bytes", gpu.memory_bytes}});
+  }
   const nlohmann::ordered_json json = {
       {"version", version()},
       {"cpu", machine.cpu},
@@ -50,7 +69,9 @@ std::string as_json(const Machine& machine) {
       {"cores", machine.cores},
       {"memory_bytes", machine.memory_bytes},
       {"available_bytes", machine.available_bytes},
-      {"cuda_driver", !machine.driver_library.empty()},
+      {"gpus", gpus},
+      {"cuda_versions", machine.cuda_versions},
+      {"no_gpu_reason", machine.no_gpu_reason},
       {"presets", preset_names()},
   };
   return json.dump(2) + "\n";

@@ -88,7 +88,7 @@ const std::vector<BadInput> kBadInputs = {
     {"TooManyRanks", {"run", "%M", "--dp", "2"}, 2, {"2 devices, there are 1", "cpu:N"}},
     {"Devices", {"run", "%M", "--devices", "tpu"}, 2, {"tpu", "cpu:N"}},
     {"NoGpu", {"run", "%M", "--devices", "cuda"}, 5, {"doctor"}},
-    {"Precision", {"run", "%M", "--precision", "tf32"}, 3, {"tf32", "CUDA", "bf16"}},
+    {"Precision", {"run", "%M", "--precision", "tf32"}, 3, {"tf32", "--devices cuda", "bf16"}},
     {"MetricsFolder", {"run", "%M", "--metrics", "%D/no/m.jsonl"}, 5, {"%D/no", "--metrics"}},
     {"ExportFolder", {"run", "%M", "--export", "%D/no/m.onnx"}, 5, {"%D/no", "--export"}},
     {"CheckpointUnderAFile", {"run", "%M", "--checkpoint-dir", "%M/ck"}, 5, {"--checkpoint-dir"}},

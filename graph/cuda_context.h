@@ -1,0 +1,27 @@
+// What CUDA kernels see of their device beyond DeviceContext: the libraries' handles, which belong
+// to one device and one stream. Implemented by runtime/cuda_device.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#include "graph/kernel.h"
+
+namespace trainrt {
+
+class CudaContext : public DeviceContext {
+ public:
+  virtual cudaStream_t cuda_stream() = 0;
+  virtual cublasLtHandle_t cublas() = 0;   // made at the first call
+  virtual cudnnHandle_t cudnn() = 0;       // made at the first call; launches on cuda_stream()
+  virtual bool deterministic() const = 0;  // only algorithms that give equal bits every time
+  virtual bool tf32() const = 0;           // float32 products may round their operands to TF32
+};
+
+// Every device whose spec says Backend::kCuda is one.
+inline CudaContext& cuda_context(KernelContext& context) {
+  return static_cast<CudaContext&>(context.device());
+}
+
+}  // namespace trainrt

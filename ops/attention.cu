@@ -1,0 +1,564 @@
+// CUDA kernels of FusedAttention and its gradient (ops/attention.cc describes them): products of
+// several heads of a sample at a time by cuBLASLt, which reads heads where the layout has them, and
+// row-wise work on the scores between them. The gradient makes the scores again from q, k and the
+// saved log of the row sums.
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+
+#include "ops/attention.h"
+#include "ops/attention_scratch.h"
+#include "ops/cublas.cuh"
+#include "ops/launch.cuh"
+#include "ops/random_draw.cuh"
+#include "ops/vector_math.h"
+
+namespace trainrt::attention {
+
+namespace {
+
+// What rows of scores go through: mask, causality and dropout. `index` is sample * heads + head.
+template <typename T>
+struct Rules {
+  int64_t sq, sk;
+  bool causal;
+  const T* mask;
+  int num_outer;  // dims of samples and heads
+  int64_t outer[kMaxDims], mask_strides[kMaxDims], mask_row, mask_column;
+  DeviceDraws draws;
+  bool drops;
+  uint32_t limit;
+  double scale;  // of what dropout keeps
+
+  TRAINRT_HOST_DEVICE int64_t visible(int64_t i) const { return causal && i + 1 < sk ? i + 1 : sk; }
+  TRAINRT_HOST_DEVICE const T* mask_of(int64_t index, int64_t i) const {
+    if (mask == nullptr) {
+      return nullptr;
+    }
+    int64_t offset = i * mask_row;
+    for (int d = num_outer - 1; d >= 0; --d) {
+      offset += index % outer[d] * mask_strides[d];
+      index /= outer[d];
+    }
+    return mask + offset;
+  }
+  template <typename C>
+  TRAINRT_HOST_DEVICE C masked(C score, const T* row, int64_t j) const {
+    return row == nullptr ? score : score + to_compute<C>(row[j * mask_column]);
+  }
+  template <typename C>
+  TRAINRT_HOST_DEVICE C dropped(C value, int64_t index, int64_t i, int64_t j) const {
+    if (!drops) {
+      return value;
+    }
+    return draws((index * sq + i) * sk + j) >= limit ? value * static_cast<C>(scale) : C(0);
+  }
+};
+
+template <typename T>
+Rules<T> rules_of(const KernelContext& context, const Problem& p) {
+  Rules<T> rules{p.sq,
+                 p.sk,
+                 p.causal,
+                 p.has_mask ? context.input<T>(kMaskInput) : nullptr,
+                 static_cast<int>(p.probabilities.size()) - 2,
+                 {},
+                 {},
+                 0,
+                 0,
+                 DeviceDraws(draw_source(context, p.probabilities)),
+                 p.ratio > 0,
+                 drop_limit(p.ratio),
+                 drop_scale(p.ratio)};
+  for (int d = 0; d < rules.num_outer; ++d) {
+    rules.outer[d] = p.probabilities[static_cast<size_t>(d)];
+    rules.mask_strides[d] = p.has_mask ? p.mask_strides[static_cast<size_t>(d)] : 0;
+  }
+  if (p.has_mask) {
+    rules.mask_row = p.mask_strides[p.mask_strides.size() - 2];
+    rules.mask_column = p.mask_strides.back();
+  }
+  return rules;
+}
+
+// Scores become probabilities after dropout; the log of the row sum is kept. `out` may be `scores`.
+// Rows are those of consecutive heads, the first of which is `first`.
+template <typename T>
+struct SoftmaxRow {
+  using C = ComputeOf<T>;
+  Rules<T> rules;
+  int64_t first;
+  const C* scores;
+  T* out;
+  C* lse;
+  template <typename Lanes>
+  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t r) const {
+    const int64_t index = first + r / rules.sq, i = r % rules.sq, n = rules.visible(i);
+    const C* row = scores + r * rules.sk;
+    T* to = out + r * rules.sk;
+    const Rules<T>& rule = rules;
+    const T* mask = rules.mask_of(index, i);
+    const C max = team.reduce(
+        n,
+        -std::numeric_limits<C>::infinity(),
+        [&](int64_t j) { return rule.masked(row[j], mask, j); },
+        [](C a, C b) { return a > b ? a : b; });
+    const C sum = team_sum<C>(
+        team, n, [&](int64_t j) { return vmath::exp(rule.masked(row[j], mask, j) - max); });
+    team.for_each(rules.sk, [&](int64_t j) {
+      const C p = j < n ? vmath::exp(rule.masked(row[j], mask, j) - max) / sum : C(0);
+      to[j] = to_storage<T>(j < n ? rule.dropped(p, index, i, j) : p);
+    });
+    if (team.leads() && lse != nullptr) {
+      lse[first * rules.sq + r] = max + vmath::log(sum);
+    }
+  }
+};
+
+// Scores and the gradients of dropped probabilities become dropped probabilities and the gradients
+// of scores (not yet times `scale`). The results may lie over the inputs.
+template <typename T>
+struct GradRow {
+  using C = ComputeOf<T>;
+  Rules<T> rules;
+  int64_t sample, head, heads, e;  // of the first row
+  Layout y_layout;
+  const C* scores;
+  C* grads;
+  const T *y, *dy;
+  const C *lse, *dlse;
+  T *dropped, *score_grads;
+  template <typename Lanes>
+  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t r) const {
+    const int64_t own_head = head + r / rules.sq, i = r % rules.sq, n = rules.visible(i);
+    const int64_t index = sample * heads + own_head;
+    const int64_t y_at = sample * y_layout.sample + own_head * y_layout.head + i * y_layout.row;
+    const GradRow& self = *this;
+    const Rules<T>& rule = rules;
+    const T* mask = rules.mask_of(index, i);
+    // Sum of y dy = sum over keys of probability times its gradient.
+    C mean = team_sum<C>(team, e, [&](int64_t c) {
+      return to_compute<C>(self.y[y_at + c]) * to_compute<C>(self.dy[y_at + c]);
+    });
+    if (dlse != nullptr) {  // d lse / d score is the probability
+      mean -= dlse[index * rules.sq + i];
+    }
+    const C shift = lse[index * rules.sq + i];
+    team.for_each(rules.sk, [&](int64_t j) {
+      const int64_t at = r * rule.sk + j;
+      C p = 0, grad = 0;
+      if (j < n) {
+        p = vmath::exp(rule.masked(self.scores[at], mask, j) - shift);
+        grad = p * (rule.dropped(self.grads[at], index, i, j) - mean);
+        p = rule.dropped(p, index, i, j);
+      }
+      self.dropped[at] = to_storage<T>(p);
+      self.grads[at] = grad;
+      self.score_grads[at] = to_storage<T>(grad);
+    });
+  }
+};
+
+// The mask's gradient: the gradients of the scores of one chunk of heads, summed over what the mask
+// repeats, are added to what earlier chunks gave. One thread per element of the mask.
+template <typename C>
+struct AddMaskGrad {
+  int64_t sq, sk, sample, head, num_heads;  // the chunk's
+  int num_sample_dims;
+  int64_t sample_dims[kMaxDims], sample_strides[kMaxDims];
+  int64_t heads, head_stride, row_stride, column_stride;
+  const C* grads;
+  C* sums;
+
+  TRAINRT_HOST_DEVICE void operator()(int64_t m) const {
+    int64_t rest = sample;
+    for (int d = num_sample_dims - 1; d >= 0; --d) {
+      const int64_t own = rest % sample_dims[d];
+      rest /= sample_dims[d];
+      if (sample_strides[d] != 0 && m / sample_strides[d] % sample_dims[d] != own) {
+        return;  // another sample's
+      }
+    }
+    int64_t h = 0, h_end = num_heads, i = 0, i_end = sq, j = 0, j_end = sk;
+    if (head_stride != 0) {
+      h = m / head_stride % heads - head;
+      if (h < 0 || h >= num_heads) {
+        return;
+      }
+      h_end = h + 1;
+    }
+    if (row_stride != 0) {
+      i = m / row_stride % sq;
+      i_end = i + 1;
+    }
+    if (column_stride != 0) {
+      j = m / column_stride % sk;
+      j_end = j + 1;
+    }
+    C sum = sums[m];
+    for (int64_t a = h; a < h_end; ++a) {
+      for (int64_t b = i; b < i_end; ++b) {
+        for (int64_t c = j; c < j_end; ++c) {
+          sum += grads[(a * sq + b) * sk + c];
+        }
+      }
+    }
+    sums[m] = sum;
+  }
+};
+
+template <typename T>
+struct StoreSum {
+  const ComputeOf<T>* sums;
+  T* out;
+  TRAINRT_HOST_DEVICE void operator()(int64_t i) const { out[i] = to_storage<T>(sums[i]); }
+};
+
+// A matrix of every head of a batch: how it lies, and how far apart the heads are.
+struct Heads {
+  const void* data = nullptr;
+  cublas::Operand operand;
+  int64_t stride = 0;     // elements from head to head
+  int64_t alignment = 0;  // of the first head
+};
+
+// The products of one node, by role and number of heads: the last chunk may be short.
+class Products {
+ public:
+  Products(DType dtype, int64_t workspace)
+      : dtype_(dtype), workspace_(cublas::usable_bytes(workspace)) {}
+
+  struct Result {
+    void* data;
+    int64_t row, stride;  // elements between rows, between heads
+    int64_t alignment;
+    bool wide = false;
+    bool adds = false;
+  };
+
+  // result = alpha a . b for `heads` heads.
+  void run(KernelContext& context,
+           const std::string& role,
+           int64_t heads,
+           const Heads& a,
+           const Heads& b,
+           const Result& result,
+           double alpha,
+           std::span<std::byte> workspace) {
+    std::unique_ptr<cublas::Matmul>& matmul = matmuls_[{role, heads}];
+    if (matmul == nullptr) {
+      cublas::Problem problem;
+      problem.dtype = dtype_;
+      problem.wide_y = result.wide && dtype_bytes(dtype_) == 2;
+      problem.a = a.operand;
+      problem.b = b.operand;
+      problem.y_stride = result.row;
+      problem.batch = heads;
+      problem.a_batch_stride = a.stride;
+      problem.b_batch_stride = b.stride;
+      problem.y_batch_stride = result.stride;
+      problem.alpha = alpha;
+      problem.beta = result.adds ? 1 : 0;
+      problem.a_alignment = a.alignment;
+      problem.b_alignment = b.alignment;
+      problem.y_alignment = result.alignment;
+      problem.workspace_bytes = workspace_;
+      matmul = std::make_unique<cublas::Matmul>(problem);
+    }
+    matmul->run(cuda_context(context), a.data, b.data, result.data, workspace);
+  }
+
+ private:
+  DType dtype_;
+  int64_t workspace_;
+  std::map<std::pair<std::string, int64_t>, std::unique_ptr<cublas::Matmul>> matmuls_;
+};
+
+// A chunk of the heads of one sample.
+struct Chunk {
+  int64_t sample, kv_head, num_kv_heads;
+};
+
+// What products of a chunk read and write. `r` numbers the query heads that share a head of k and
+// v.
+template <typename T>
+class Views {
+ public:
+  Views(const Problem& p, const Chunk& chunk) : p_(p), chunk_(chunk) {}
+
+  Heads queries(const T* data, const Layout& layout, int64_t width, int64_t r) const {
+    return {data + layout.offset(chunk_.sample, first_head() + r),
+            {p_.sq, width, layout.row, false},
+            p_.group() * layout.head,
+            alignment(layout)};
+  }
+  Heads keys(const T* data, const Layout& layout, int64_t width, bool transposed) const {
+    const T* first = data + layout.offset(chunk_.sample, chunk_.kv_head);
+    return {first, operand(p_.sk, width, layout.row, transposed), layout.head, alignment(layout)};
+  }
+  template <typename U>
+  Heads scores(const U* data, int64_t r, bool transposed) const {
+    return {data + r * matrix(),
+            operand(p_.sq, p_.sk, p_.sk, transposed),
+            p_.group() * matrix(),
+            std::gcd(cublas::kArenaBytes, matrix() * static_cast<int64_t>(sizeof(U)))};
+  }
+  template <typename U>
+  Products::Result to_scores(U* data, int64_t r) const {
+    return {data + r * matrix(),
+            p_.sk,
+            p_.group() * matrix(),
+            std::gcd(cublas::kArenaBytes, matrix() * static_cast<int64_t>(sizeof(U))),
+            true};
+  }
+  Products::Result to_queries(T* data, const Layout& layout, int64_t r) const {
+    return {data + layout.offset(chunk_.sample, first_head() + r),
+            layout.row,
+            p_.group() * layout.head,
+            alignment(layout)};
+  }
+  Products::Result to_keys(T* data, const Layout& layout, int64_t r) const {
+    return {data + layout.offset(chunk_.sample, chunk_.kv_head),
+            layout.row,
+            layout.head,
+            alignment(layout),
+            false,
+            r > 0};
+  }
+  int64_t first_head() const { return chunk_.kv_head * p_.group(); }
+
+ private:
+  int64_t matrix() const { return p_.sq * p_.sk; }
+  // A matrix of `rows` x `columns` in memory, read as it lies or transposed.
+  static cublas::Operand operand(int64_t rows, int64_t columns, int64_t stride, bool transposed) {
+    cublas::Operand result{rows, columns, stride, transposed};
+    if (transposed) {
+      std::swap(result.rows, result.columns);
+    }
+    return result;
+  }
+  int64_t alignment(const Layout& layout) const {
+    return std::gcd(std::gcd(cublas::kArenaBytes, layout.sample * static_cast<int64_t>(sizeof(T))),
+                    layout.head * static_cast<int64_t>(sizeof(T)));
+  }
+  const Problem& p_;
+  const Chunk& chunk_;
+};
+
+template <typename Fn>
+void for_each_chunk(const Problem& p, const DeviceScratch& cut, const Fn& fn) {
+  for (int64_t sample = 0; sample < p.samples; ++sample) {
+    for (int64_t head = 0; head < p.kv_heads; head += cut.kv_heads) {
+      fn(Chunk{sample, head, std::min(cut.kv_heads, p.kv_heads - head)});
+    }
+  }
+}
+
+std::span<std::byte> cublas_room(const KernelContext& context, const DeviceScratch& cut) {
+  return context.workspace().subspan(static_cast<size_t>(cut.arrays() + cut.mask));
+}
+
+template <typename T>
+void forward(KernelContext& context,
+             const Problem& p,
+             const DeviceScratch& cut,
+             Products& products) {
+  using C = ComputeOf<T>;
+  std::byte* base = context.workspace().data();
+  C* scores = reinterpret_cast<C*>(base);
+  T* probabilities =
+      cut.narrow > 0 ? reinterpret_cast<T*>(base + cut.wide) : reinterpret_cast<T*>(scores);
+  const std::span<std::byte> room = cublas_room(context, cut);
+  const Rules<T> rules = rules_of<T>(context, p);
+  for_each_chunk(p, cut, [&](const Chunk& chunk) {
+    const Views<T> views(p, chunk);
+    const int64_t n = chunk.num_kv_heads;
+    for (int64_t r = 0; r < p.group(); ++r) {
+      products.run(context,
+                   "scores",
+                   n,
+                   views.queries(context.input<T>(0), p.q, p.d, r),
+                   views.keys(context.input<T>(1), p.k, p.d, true),
+                   views.to_scores(scores, r),
+                   p.scale,
+                   room);
+    }
+    launch_teams(context,
+                 n * p.group() * p.sq,
+                 p.sk,
+                 SoftmaxRow<T>{rules,
+                               chunk.sample * p.heads + views.first_head(),
+                               scores,
+                               probabilities,
+                               context.output<C>(1)});
+    for (int64_t r = 0; r < p.group(); ++r) {
+      products.run(context,
+                   "y",
+                   n,
+                   views.scores(probabilities, r, false),
+                   views.keys(context.input<T>(2), p.v, p.e, false),
+                   views.to_queries(context.output<T>(0), p.y, r),
+                   1,
+                   room);
+    }
+  });
+}
+
+template <typename C>
+AddMaskGrad<C> mask_grad_of(const Problem& p, const Chunk& chunk, const C* grads, C* sums) {
+  const bool has_heads = p.probabilities.size() > 2;
+  AddMaskGrad<C> add{p.sq,
+                     p.sk,
+                     chunk.sample,
+                     chunk.kv_head * p.group(),
+                     chunk.num_kv_heads * p.group(),
+                     std::max(0, static_cast<int>(p.probabilities.size()) - 3),
+                     {},
+                     {},
+                     p.heads,
+                     has_heads ? p.mask_strides[p.mask_strides.size() - 3] : 0,
+                     p.mask_strides[p.mask_strides.size() - 2],
+                     p.mask_strides.back(),
+                     grads,
+                     sums};
+  for (int d = 0; d < add.num_sample_dims; ++d) {
+    add.sample_dims[d] = p.probabilities[static_cast<size_t>(d)];
+    add.sample_strides[d] = p.mask_strides[static_cast<size_t>(d)];
+  }
+  return add;
+}
+
+template <typename T>
+void backward(KernelContext& context,
+              const Problem& p,
+              const DeviceScratch& cut,
+              Products& products) {
+  using C = ComputeOf<T>;
+  std::byte* base = context.workspace().data();
+  C* scores = reinterpret_cast<C*>(base);
+  C* grads = reinterpret_cast<C*>(base + cut.wide);
+  std::byte* narrow = base + 2 * cut.wide;
+  T* dropped = cut.narrow > 0 ? reinterpret_cast<T*>(narrow) : reinterpret_cast<T*>(scores);
+  T* score_grads =
+      cut.narrow > 0 ? reinterpret_cast<T*>(narrow + cut.narrow) : reinterpret_cast<T*>(grads);
+  C* mask_sums = reinterpret_cast<C*>(base + cut.arrays());
+  const std::span<std::byte> room = cublas_room(context, cut);
+  const Rules<T> rules = rules_of<T>(context, p);
+  T* dmask = p.has_mask ? context.output<T>(kMaskInput) : nullptr;
+  const int64_t mask_size = dmask != nullptr ? num_elements(context.output_shape(kMaskInput)) : 0;
+  if (dmask != nullptr) {
+    TRAINRT_CUDA_CHECK(cudaMemsetAsync(mask_sums,
+                                       0,
+                                       static_cast<size_t>(mask_size) * sizeof(C),
+                                       cuda_context(context).cuda_stream()));
+  }
+  const T *q = context.input<T>(0), *k = context.input<T>(1), *v = context.input<T>(2),
+          *dy = context.input<T>(6);
+  for_each_chunk(p, cut, [&](const Chunk& chunk) {
+    const Views<T> views(p, chunk);
+    const int64_t n = chunk.num_kv_heads;
+    for (int64_t r = 0; r < p.group(); ++r) {
+      products.run(context,
+                   "scores",
+                   n,
+                   views.queries(q, p.q, p.d, r),
+                   views.keys(k, p.k, p.d, true),
+                   views.to_scores(scores, r),
+                   p.scale,
+                   room);
+      products.run(context,
+                   "grads",
+                   n,
+                   views.queries(dy, p.y, p.e, r),
+                   views.keys(v, p.v, p.e, true),
+                   views.to_scores(grads, r),
+                   1,
+                   room);
+    }
+    launch_teams(context,
+                 n * p.group() * p.sq,
+                 p.sk,
+                 GradRow<T>{rules,
+                            chunk.sample,
+                            views.first_head(),
+                            p.heads,
+                            p.e,
+                            p.y,
+                            scores,
+                            grads,
+                            context.input<T>(4),
+                            dy,
+                            context.input<C>(5),
+                            context.input<C>(7),
+                            dropped,
+                            score_grads});
+    if (dmask != nullptr) {
+      launch(context, mask_size, mask_grad_of(p, chunk, grads, mask_sums));
+    }
+    for (int64_t r = 0; r < p.group(); ++r) {
+      const std::string adds = r > 0 ? "+" : "";
+      if (T* dq = context.output<T>(0)) {
+        products.run(context,
+                     "dq",
+                     n,
+                     views.scores(score_grads, r, false),
+                     views.keys(k, p.k, p.d, false),
+                     views.to_queries(dq, p.q, r),
+                     p.scale,
+                     room);
+      }
+      if (T* dk = context.output<T>(1)) {
+        products.run(context,
+                     "dk" + adds,
+                     n,
+                     views.scores(score_grads, r, true),
+                     views.queries(q, p.q, p.d, r),
+                     views.to_keys(dk, p.k, r),
+                     p.scale,
+                     room);
+      }
+      if (T* dv = context.output<T>(2)) {
+        products.run(context,
+                     "dv" + adds,
+                     n,
+                     views.scores(dropped, r, true),
+                     views.queries(dy, p.y, p.e, r),
+                     views.to_keys(dv, p.v, r),
+                     1,
+                     room);
+      }
+    }
+  });
+  if (dmask != nullptr) {
+    launch(context, mask_size, StoreSum<T>{mask_sums, dmask});
+  }
+}
+
+template <bool kBackward>
+Kernel attention_cuda(const OpContext& op, const DeviceSpec& spec) {
+  const Problem p = problem_of(op);
+  const DType dtype = op.input_dtype(0);
+  const bool grad_mask = kBackward && op.has_input(kMaskInput) && op.has_output(kMaskInput);
+  const Shape mask = grad_mask ? op.input_shape(kMaskInput) : Shape{0};
+  const DeviceScratch cut(p, dtype, kBackward ? &mask : nullptr, spec);
+  auto products = std::make_shared<Products>(dtype, cut.cublas);
+  return [p, cut, products](KernelContext& context) {
+    dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
+      using T = decltype(tag);
+      if constexpr (kBackward) {
+        backward<T>(context, p, cut, *products);
+      } else {
+        forward<T>(context, p, cut, *products);
+      }
+    });
+  };
+}
+
+const RegisterKernel kForward{"FusedAttention", Backend::kCuda, attention_cuda<false>};
+const RegisterKernel kBackward{"FusedAttentionGrad", Backend::kCuda, attention_cuda<true>};
+
+}  // namespace
+
+}  // namespace trainrt::attention

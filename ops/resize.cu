@@ -1,0 +1,115 @@
+// CUDA kernels of Resize and its gradient. Each resized axis is a sparse matrix (ops/resize.h) and
+// takes one launch, from tensor to buffer to tensor; the tables of all axes are copied to the
+// workspace first. One thread per element written: the gradient's looks through the outputs for
+// those that have its element as a tap.
+#include <memory>
+
+#include "ops/elementwise.cuh"
+#include "ops/launch.cuh"
+#include "ops/resize.h"
+#include "ops/resize_scratch.h"
+
+namespace trainrt {
+
+namespace {
+
+template <typename C>
+struct ResizeAxis {
+  using S = elementwise::StoredFloat<C>;
+  const double *weights, *constant;
+  const int32_t* index;
+  int64_t in, out, taps, inner;
+  const void* from;
+  void* to;
+  DType from_dtype, to_dtype;
+  bool transposed;
+
+  TRAINRT_HOST_DEVICE C forward(int64_t o, int64_t i, int64_t j) const {
+    C sum = constant == nullptr ? C(0) : static_cast<C>(constant[i]);
+    for (int64_t t = i * taps; t < (i + 1) * taps; ++t) {
+      const C weight = static_cast<C>(weights[t]);
+      if (weight != C(0)) {
+        sum += weight * S::load(from, from_dtype, (o * in + index[t]) * inner + j);
+      }
+    }
+    return sum;
+  }
+  TRAINRT_HOST_DEVICE C backward(int64_t o, int64_t k, int64_t j) const {
+    C sum = 0;
+    for (int64_t t = 0; t < out * taps; ++t) {
+      if (index[t] == k && weights[t] != 0) {
+        sum += static_cast<C>(weights[t]) *
+               S::load(from, from_dtype, (o * out + t / taps) * inner + j);
+      }
+    }
+    return sum;
+  }
+  TRAINRT_HOST_DEVICE void operator()(int64_t at) const {
+    const int64_t length = transposed ? in : out;
+    const int64_t j = at % inner, i = at / inner % length, o = at / (inner * length);
+    S::store(to, to_dtype, at, transposed ? backward(o, i, j) : forward(o, i, j));
+  }
+};
+
+template <typename C>
+void run_steps(KernelContext& context, const ResizeProblem& p, const ResizeTables& tables) {
+  const int64_t room = resize_buffer_bytes(p, context.input_dtype(0));
+  std::byte* buffers[] = {context.workspace().data(), context.workspace().data() + room};
+  const std::byte* blob = context.workspace().data() + 2 * room;
+  TRAINRT_CUDA_CHECK(cudaMemcpyAsync(const_cast<std::byte*>(blob),
+                                     tables.blob.data(),
+                                     tables.blob.size(),
+                                     cudaMemcpyHostToDevice,
+                                     cuda_context(context).cuda_stream()));
+  Shape shape = p.transposed ? p.out : p.in;
+  const void* from = context.raw_input(0);
+  DType from_dtype = context.input_dtype(0);
+  for (size_t s = 0; s < tables.steps.size(); ++s) {
+    const ResizeStep& step = tables.steps[s];
+    const bool last = s + 1 == tables.steps.size();
+    shape[static_cast<size_t>(step.axis)] = p.transposed ? step.in : step.out;
+    const auto doubles = [blob](int64_t offset) {
+      return offset < 0 ? nullptr : reinterpret_cast<const double*>(blob + offset);
+    };
+    ResizeAxis<C> axis{doubles(step.weights),
+                       doubles(step.constant),
+                       reinterpret_cast<const int32_t*>(blob + step.index),
+                       step.in,
+                       step.out,
+                       step.taps,
+                       dims_product(shape, step.axis + 1, static_cast<int>(shape.size())),
+                       from,
+                       last ? context.raw_output(0) : buffers[s % 2],
+                       from_dtype,
+                       last ? context.output_dtype(0) : dtype_of<C>,
+                       p.transposed};
+    launch(context, num_elements(shape), axis);
+    from = axis.to;
+    from_dtype = axis.to_dtype;
+  }
+}
+
+Kernel resize_cuda(const OpContext& op, const DeviceSpec&) {
+  const ResizeProblem p = resize_problem(op);
+  auto tables = std::make_shared<const ResizeTables>(resize_tables(p, op.attributes()));
+  return [p, tables](KernelContext& context) {
+    if (tables->steps.empty()) {
+      TRAINRT_CUDA_CHECK(cudaMemcpyAsync(context.raw_output(0),
+                                         context.raw_input(0),
+                                         static_cast<size_t>(context.output_type(0).bytes()),
+                                         cudaMemcpyDeviceToDevice,
+                                         cuda_context(context).cuda_stream()));
+    } else if (context.input_dtype(0) == DType::kFloat64) {
+      run_steps<double>(context, p, *tables);
+    } else {
+      run_steps<float>(context, p, *tables);
+    }
+  };
+}
+
+const RegisterKernel kResize{"Resize", Backend::kCuda, resize_cuda};
+const RegisterKernel kResizeGrad{"ResizeGrad", Backend::kCuda, resize_cuda};
+
+}  // namespace
+
+}  // namespace trainrt

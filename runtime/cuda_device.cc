@@ -1,0 +1,422 @@
+// A GPU as a device. All work goes to one compute stream, in the order in which the executor asks
+// for it; communication has a stream of its own (parallel/nccl_communicator).
+//
+// Host data is copied into a ring of pinned blocks before it is sent, so that the caller's memory
+// is free at once and the host runs ahead of the device. Only reading from the device waits for it.
+#include <cublasLt.h>
+#include <cuda_profiler_api.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+#include <nccl.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "graph/base/cuda_check.h"
+#include "graph/base/log.h"
+#include "graph/cuda_context.h"
+#include "parallel/nccl_communicator.h"
+#include "runtime/load_cuda.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr int64_t kStagingBytes = 4 << 20;  // of one pinned block
+constexpr size_t kStagingBlocks = 4;
+constexpr int kOldestArchitecture = 80;
+
+// Handles that free themselves. Destroying never throws: nothing could be done about it.
+template <typename Handle, auto kDestroy>
+class Owned {
+ public:
+  Owned() = default;
+  ~Owned() {
+    if (handle_ != nullptr) {
+      static_cast<void>(kDestroy(handle_));
+    }
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  Handle get() const { return handle_; }
+  Handle* put() { return &handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+
+using Stream = Owned<cudaStream_t, cudaStreamDestroy>;
+using Event = Owned<cudaEvent_t, cudaEventDestroy>;
+using CublasHandle = Owned<cublasLtHandle_t, cublasLtDestroy>;
+using CudnnHandle = Owned<cudnnHandle_t, cudnnDestroy>;
+
+std::string version_text(int version) {  // 13020 -> "13.2"
+  return concat(version / 1000, ".", version % 1000 / 10);
+}
+
+int architecture_of(const cudaDeviceProp& properties) {
+  return properties.major * 10 + properties.minor;
+}
+
+std::string isa_of(const cudaDeviceProp& properties) {
+  return concat("sm_", architecture_of(properties));
+}
+
+cudaDeviceProp properties_of(int index) {
+  cudaDeviceProp properties;
+  TRAINRT_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return properties;
+}
+
+int device_count() {
+  int driver = 0, runtime = 0, count = 0;
+  TRAINRT_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  TRAINRT_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  TRAINRT_REQUIRE(code != cudaErrorInsufficientDriver,
+                  kDevice,
+                  "the NVIDIA driver supports CUDA ",
+                  version_text(driver),
+                  ", this build needs CUDA ",
+                  version_text(runtime),
+                  ": install a newer driver");
+  TRAINRT_REQUIRE(code != cudaErrorNoDevice,
+                  kDevice,
+                  "the NVIDIA driver is there, but no GPU (is CUDA_VISIBLE_DEVICES empty?)");
+  TRAINRT_CUDA_CHECK(code);
+  return count;
+}
+
+DeviceSpec spec_of(int index, const DeviceOptions& options) {
+  const int count = device_count();
+  TRAINRT_REQUIRE(index >= 0 && index < count,
+                  kDevice,
+                  "there is no cuda:",
+                  index,
+                  "; this machine has ",
+                  count,
+                  count == 1 ? " GPU" : " GPUs");
+  const cudaDeviceProp properties = properties_of(index);
+  TRAINRT_REQUIRE(architecture_of(properties) >= kOldestArchitecture,
+                  kDevice,
+                  "cuda:",
+                  index,
+                  " (",
+                  properties.name,
+                  ") is ",
+                  isa_of(properties),
+                  "; built for sm_",
+                  kOldestArchitecture,
+                  " and newer. Run with --devices cpu");
+  DeviceSpec spec;
+  spec.backend = Backend::kCuda;
+  spec.isa = isa_of(properties);
+  spec.threads = 1;
+  spec.reference_kernels = options.reference_kernels;
+  return spec;
+}
+
+class Context : public CudaContext {
+ public:
+  Context(int index, DeviceSpec spec, const DeviceOptions& options)
+      : index_(index),
+        spec_(std::move(spec)),
+        deterministic_(options.deterministic),
+        tf32_(options.tf32) {
+    TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(stream_.put(), cudaStreamNonBlocking));
+  }
+  const DeviceSpec& spec() const override { return spec_; }
+  void* stream() override { return stream_.get(); }
+  cudaStream_t cuda_stream() override { return stream_.get(); }
+  cublasLtHandle_t cublas() override {
+    if (cublas_.get() == nullptr) {
+      TRAINRT_CUDA_CHECK(cublasLtCreate(cublas_.put()));
+    }
+    return cublas_.get();
+  }
+  cudnnHandle_t cudnn() override {
+    if (cudnn_.get() == nullptr) {
+      TRAINRT_CUDA_CHECK(cudnnCreate(cudnn_.put()));
+      TRAINRT_CUDA_CHECK(cudnnSetStream(cudnn_.get(), stream_.get()));
+    }
+    return cudnn_.get();
+  }
+  bool deterministic() const override { return deterministic_; }
+  bool tf32() const override { return tf32_; }
+  void parallel_for(int64_t, int64_t, const std::function<void(int64_t, int64_t)>&) override {
+    TRAINRT_FAIL(kInternal, "cuda:", index_, ": a CPU kernel was given a CUDA device");
+  }
+
+ private:
+  int index_;
+  DeviceSpec spec_;
+  bool deterministic_, tf32_;
+  Stream stream_;
+  CublasHandle cublas_;
+  CudnnHandle cudnn_;
+};
+
+class DeviceMemory : public DeviceBuffer {
+ public:
+  DeviceMemory(int index, void* data, int64_t bytes)
+      : index_(index), data_(static_cast<std::byte*>(data)), bytes_(bytes) {}
+  ~DeviceMemory() override {
+    static_cast<void>(cudaSetDevice(index_));
+    static_cast<void>(cudaFree(data_));
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  std::byte* data() override { return data_; }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  int index_;
+  std::byte* data_;
+  int64_t bytes_;
+};
+
+// Pinned, at an address that the device has too.
+class HostMemory : public DeviceBuffer {
+ public:
+  explicit HostMemory(int64_t bytes) : bytes_(bytes) {
+    const size_t room = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+    TRAINRT_CUDA_CHECK(cudaHostAlloc(data_.put(), room, cudaHostAllocMapped));
+    std::memset(data_.get(), 0, room);
+  }
+  std::byte* data() override { return static_cast<std::byte*>(data_.get()); }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  Owned<void*, cudaFreeHost> data_;
+  int64_t bytes_;
+};
+
+// Pinned blocks through which host data passes (the other side is an arena, of either kind); a
+// block is used again when its copy has run.
+class StagingRing {
+ public:
+  StagingRing() {
+    for (Block& block : blocks_) {
+      TRAINRT_CUDA_CHECK(cudaHostAlloc(block.data.put(), kStagingBytes, cudaHostAllocDefault));
+      TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(block.done.put(), cudaEventDisableTiming));
+    }
+  }
+
+  void send(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+    for (int64_t sent = 0; sent < bytes; sent += kStagingBytes) {
+      Block& block = blocks_[next_];
+      next_ = (next_ + 1) % kStagingBlocks;
+      const size_t n = static_cast<size_t>(std::min(kStagingBytes, bytes - sent));
+      TRAINRT_CUDA_CHECK(cudaEventSynchronize(block.done.get()));
+      std::memcpy(block.data.get(), static_cast<const std::byte*>(from) + sent, n);
+      TRAINRT_CUDA_CHECK(cudaMemcpyAsync(
+          static_cast<std::byte*>(to) + sent, block.data.get(), n, cudaMemcpyDefault, stream));
+      TRAINRT_CUDA_CHECK(cudaEventRecord(block.done.get(), stream));
+    }
+  }
+
+  void receive(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+    for (int64_t got = 0; got < bytes; got += kStagingBytes) {
+      Block& block = blocks_[next_];
+      next_ = (next_ + 1) % kStagingBlocks;
+      const size_t n = static_cast<size_t>(std::min(kStagingBytes, bytes - got));
+      TRAINRT_CUDA_CHECK(cudaMemcpyAsync(block.data.get(),
+                                         static_cast<const std::byte*>(from) + got,
+                                         n,
+                                         cudaMemcpyDefault,
+                                         stream));
+      TRAINRT_CUDA_CHECK(cudaStreamSynchronize(stream));
+      std::memcpy(static_cast<std::byte*>(to) + got, block.data.get(), n);
+    }
+  }
+
+ private:
+  struct Block {
+    Owned<void*, cudaFreeHost> data;
+    Event done;
+  };
+  std::array<Block, kStagingBlocks> blocks_;
+  size_t next_ = 0;
+};
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(int index, const DeviceOptions& options)
+      : index_(index),
+        options_(options),
+        selected_(index),
+        context_(index, spec_of(index, options), options) {
+    TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(communication_.put(), cudaStreamNonBlocking));
+    TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(reached_.put(), cudaEventDisableTiming));
+  }
+
+  std::string name() const override { return concat("cuda:", index_); }
+  DeviceContext& context() override { return context_; }
+  void attach_thread() override { TRAINRT_CUDA_CHECK(cudaSetDevice(index_)); }
+
+  std::unique_ptr<DeviceBuffer> allocate(int64_t bytes) override;
+  std::unique_ptr<DeviceBuffer> allocate_host(int64_t bytes) override {
+    return std::make_unique<HostMemory>(bytes);
+  }
+
+  void copy_to_device(void* device, const void* host, int64_t bytes) override {
+    staging_.send(device, host, bytes, context_.cuda_stream());
+  }
+  void copy_to_host(void* host, const void* device, int64_t bytes) override {
+    staging_.receive(host, device, bytes, context_.cuda_stream());
+  }
+  void copy_rows(void* to,
+                 int64_t to_stride,
+                 const void* from,
+                 int64_t from_stride,
+                 int64_t row_bytes,
+                 int64_t rows,
+                 Lane lane) override {
+    TRAINRT_CUDA_CHECK(cudaMemcpy2DAsync(to,
+                                         static_cast<size_t>(to_stride),
+                                         from,
+                                         static_cast<size_t>(from_stride),
+                                         static_cast<size_t>(row_bytes),
+                                         static_cast<size_t>(rows),
+                                         cudaMemcpyDefault,
+                                         stream_of(lane)));
+  }
+  void follow(Lane lane, Lane earlier) override {
+    TRAINRT_CUDA_CHECK(cudaEventRecord(reached_.get(), stream_of(earlier)));
+    TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(stream_of(lane), reached_.get(), 0));
+  }
+  void fill_zero(void* device, int64_t bytes) override {
+    TRAINRT_CUDA_CHECK(
+        cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), context_.cuda_stream()));
+  }
+  void synchronize() override {
+    TRAINRT_CUDA_CHECK(cudaStreamSynchronize(communication_.get()));
+    TRAINRT_CUDA_CHECK(cudaStreamSynchronize(context_.cuda_stream()));
+  }
+  void profile(bool on) override {
+    synchronize();
+    TRAINRT_CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop());
+    profiles_ = on;
+  }
+  void begin_node(const std::string& name) override {
+    if (profiles_) {
+      nvtxRangePushA(name.c_str());
+    }
+  }
+  void end_node() override {
+    if (profiles_) {
+      nvtxRangePop();
+    }
+  }
+  std::unique_ptr<Communicator> make_communicator(Communicator& group) override {
+    return make_nccl_communicator(group, index_, communication_.get(), options_.deadline);
+  }
+
+ private:
+  // Before any other member allocates on the device.
+  struct Selected {
+    explicit Selected(int index) { TRAINRT_CUDA_CHECK(cudaSetDevice(index)); }
+  };
+  cudaStream_t stream_of(Lane lane) {
+    return lane == Lane::kCompute ? context_.cuda_stream() : communication_.get();
+  }
+
+  int index_;
+  DeviceOptions options_;
+  Selected selected_;
+  Context context_;
+  Stream communication_;
+  bool profiles_ = false;
+  Event reached_;  // by one lane, for the other to wait for
+  StagingRing staging_;
+};
+
+std::unique_ptr<DeviceBuffer> CudaDevice::allocate(int64_t bytes) {
+  size_t free_bytes = 0, total_bytes = 0;
+  attach_thread();
+  TRAINRT_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  const char* advice =
+      ". Use a smaller --micro-batch-size, --recompute full, --zero, or more devices";
+  TRAINRT_REQUIRE(!options_.memory_limit || bytes <= *options_.memory_limit,
+                  kInfeasiblePlan,
+                  name(),
+                  ": ",
+                  bytes,
+                  " bytes are needed and the device's memory limit is ",
+                  *options_.memory_limit,
+                  " bytes, short by ",
+                  bytes - *options_.memory_limit,
+                  advice);
+  TRAINRT_REQUIRE(bytes <= static_cast<int64_t>(free_bytes),
+                  kOutOfMemory,
+                  name(),
+                  ": the plan needs ",
+                  bytes,
+                  " bytes, ",
+                  free_bytes,
+                  " of ",
+                  total_bytes,
+                  " are free, short by ",
+                  bytes - static_cast<int64_t>(free_bytes),
+                  " bytes. Other programs on this GPU hold the rest (nvidia-smi shows them)",
+                  advice);
+  void* data = nullptr;
+  TRAINRT_CUDA_CHECK(cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(bytes, 1))));
+  return std::make_unique<DeviceMemory>(index_, data, bytes);
+}
+
+class Module : public CudaModule {
+ public:
+  std::string versions() const override {
+    int driver = 0, runtime = 0, nccl = 0;
+    TRAINRT_CUDA_CHECK(cudaDriverGetVersion(&driver));
+    TRAINRT_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    TRAINRT_REQUIRE(ncclGetVersion(&nccl) == ncclSuccess, kDevice, "ncclGetVersion failed");
+    const size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
+    return concat("driver ",
+                  version_text(driver),
+                  ", runtime ",
+                  version_text(runtime),
+                  ", cuBLAS ",
+                  cublas / 10000,
+                  ".",
+                  cublas / 100 % 100,
+                  ", cuDNN ",
+                  cudnn / 10000,
+                  ".",
+                  cudnn / 100 % 100,
+                  ", NCCL ",
+                  nccl / 10000,
+                  ".",
+                  nccl / 100 % 100,
+                  ".",
+                  nccl % 100);
+  }
+
+  std::vector<CudaDeviceInfo> devices() const override {
+    std::vector<CudaDeviceInfo> list;
+    for (int i = 0; i < device_count(); ++i) {
+      const cudaDeviceProp properties = properties_of(i);
+      list.push_back(
+          {properties.name, isa_of(properties), static_cast<int64_t>(properties.totalGlobalMem)});
+    }
+    return list;
+  }
+
+  DeviceSpec device_spec(int index) const override { return spec_of(index, {}); }
+
+  std::unique_ptr<Device> make_device(int index, const DeviceOptions& options) const override {
+    return std::make_unique<CudaDevice>(index, options);
+  }
+};
+
+}  // namespace
+
+}  // namespace trainrt
+
+extern "C" const trainrt::CudaModule* trainrt_cuda_module() {
+  static const trainrt::Module module;
+  return &module;
+}

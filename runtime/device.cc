@@ -1,0 +1,17 @@
+#include "runtime/device.h"
+
+#include "runtime/load_cuda.h"
+
+namespace trainrt {
+
+std::unique_ptr<Device> make_device(int rank, const DeviceOptions& options) {
+  return options.cuda_index ? cuda_module().make_device(*options.cuda_index, options)
+                            : make_cpu_device(rank, options);
+}
+
+DeviceSpec device_spec(const DeviceOptions& options) {
+  return options.cuda_index ? cuda_module().device_spec(*options.cuda_index)
+                            : cpu_device_spec(options);
+}
+
+}  // namespace trainrt

@@ -1,0 +1,121 @@
+#include "runtime/load_cuda.h"
+
+#include <dlfcn.h>
+
+#include <charconv>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+namespace trainrt {
+
+namespace {
+
+constexpr const char* kEntry = "trainrt_cuda_module";
+constexpr const char* kDriver = "libcuda.so.1";
+constexpr const char* kModule = "trainrt_cuda.so";
+
+using Entry = const CudaModule* (*)();
+
+std::string dl_reason() {
+  const char* reason = dlerror();
+  return reason != nullptr ? reason : "unknown reason";
+}
+
+// Beside the program, or one folder up, where tests find it.
+std::filesystem::path module_path() {
+  const std::filesystem::path folder =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const std::filesystem::path above = folder.parent_path() / kModule;
+  return std::filesystem::exists(above) ? above : folder / kModule;
+}
+
+Entry find_entry() {
+  // A program that the back end is linked into (its tests) has the entry itself.
+  if (void* own = dlsym(RTLD_DEFAULT, kEntry)) {
+    return reinterpret_cast<Entry>(own);
+  }
+  TRAINRT_REQUIRE(dlopen(kDriver, RTLD_NOW | RTLD_LOCAL) != nullptr,
+                  kDevice,
+                  "no NVIDIA driver on this machine: ",
+                  dl_reason(),
+                  ". Install the driver, or run with --devices cpu; 'trainrt doctor' says what is "
+                  "there");
+  const std::filesystem::path path = module_path();
+  TRAINRT_REQUIRE(std::filesystem::exists(path),
+                  kDevice,
+                  "this trainrt was built without CUDA: ",
+                  path.string(),
+                  " is not there. Build with -DTRAINRT_CUDA=ON and a CUDA toolkit, or run with "
+                  "--devices cpu");
+  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  TRAINRT_REQUIRE(module != nullptr,
+                  kDevice,
+                  "the CUDA back end cannot be loaded: ",
+                  dl_reason(),
+                  ". Install the CUDA libraries it was built with (cuBLAS, cuDNN 9, NCCL 2), or "
+                  "name their folder in LD_LIBRARY_PATH");
+  void* entry = dlsym(module, kEntry);
+  TRAINRT_CHECK(entry != nullptr, path.string(), " has no ", kEntry);
+  return reinterpret_cast<Entry>(entry);
+}
+
+}  // namespace
+
+const CudaModule& cuda_module() {
+  static const Entry entry = find_entry();
+  return *entry();
+}
+
+bool names_cuda(const std::string& devices) {
+  return devices == "cuda" || devices.rfind("cuda:", 0) == 0;
+}
+
+std::vector<int> cuda_device_indices(const std::string& devices) {
+  std::vector<int> indices;
+  if (devices == "cuda") {
+    for (size_t i = 0; i < cuda_module().devices().size(); ++i) {
+      indices.push_back(static_cast<int>(i));
+    }
+    return indices;
+  }
+  std::istringstream list(devices.substr(std::string("cuda:").size()));
+  std::set<int> seen;
+  for (std::string word; std::getline(list, word, ',');) {
+    int index = -1;
+    const auto [end, status] = std::from_chars(word.data(), word.data() + word.size(), index);
+    TRAINRT_REQUIRE(status == std::errc() && end == word.data() + word.size() && index >= 0,
+                    kInvalidArgument,
+                    "--devices '",
+                    devices,
+                    "'; wanted cpu, cpu:N, cuda or cuda:0,1");
+    TRAINRT_REQUIRE(seen.insert(index).second,
+                    kInvalidArgument,
+                    "--devices '",
+                    devices,
+                    "' names ",
+                    index,
+                    " twice");
+    indices.push_back(index);
+  }
+  TRAINRT_REQUIRE(!indices.empty(),
+                  kInvalidArgument,
+                  "--devices '",
+                  devices,
+                  "'; wanted cpu, cpu:N, cuda or cuda:0,1");
+  const size_t count = cuda_module().devices().size();
+  for (const int index : indices) {
+    TRAINRT_REQUIRE(index < static_cast<int>(count),
+                    kDevice,
+                    "--devices '",
+                    devices,
+                    "': there is no cuda:",
+                    index,
+                    "; this machine has ",
+                    count,
+                    count == 1 ? " GPU (cuda:0)" : " GPUs");
+  }
+  return indices;
+}
+
+}  // namespace trainrt

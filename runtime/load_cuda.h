@@ -1,0 +1,42 @@
+// What the CUDA back end offers to the rest of the runtime, and how it is found: a module beside
+// the program, opened when somebody first asks for it, so that runs on the CPU pay nothing and
+// start on machines without a driver.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/device.h"
+
+namespace trainrt {
+
+struct CudaDeviceInfo {
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  std::string isa;   // "sm_90"
+  int64_t memory_bytes = 0;
+};
+
+class CudaModule {
+ public:
+  virtual ~CudaModule() = default;
+  // "driver 13.0, runtime 13.0, cuBLAS 13.1.0, cuDNN 9.19.0, NCCL 2.28.9"
+  virtual std::string versions() const = 0;
+  // Throws kDevice: no device, a driver too old for the runtime.
+  virtual std::vector<CudaDeviceInfo> devices() const = 0;
+  // Throws kDevice for a device that does not exist or an architecture that was not built for.
+  virtual DeviceSpec device_spec(int index) const = 0;
+  virtual std::unique_ptr<Device> make_device(int index, const DeviceOptions& options) const = 0;
+};
+
+// Opens the driver, then the module. Throws kDevice and says which library is missing; the answer
+// of the first call is kept.
+const CudaModule& cuda_module();
+
+// "cuda" or "cuda:0,2": the indices asked for; all devices for the former. Throws kInvalidArgument
+// for anything else, and for a device that is not there.
+std::vector<int> cuda_device_indices(const std::string& devices);
+bool names_cuda(const std::string& devices);
+
+}  // namespace trainrt

@@ -1,0 +1,47 @@
+// Every operator's CUDA kernel, on the double, against its reference kernel on the CPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "graph/op_def.h"
+#include "runtime/load_cuda.h"
+#include "tests/cuda_double/cuda_double.h"
+#include "tests/support/device_case.h"
+
+namespace trainrt::testing {
+namespace {
+
+class CudaOperatorTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    cuda_double::reset();
+    device_ = cuda_module().make_device(0, {});
+  }
+  void TearDown() override {
+    device_.reset();
+    EXPECT_EQ(cuda_double::alive(), "");
+  }
+  std::unique_ptr<Device> device_;
+};
+
+TEST_P(CudaOperatorTest, EqualsTheReferenceKernel) {
+  const OpDef& op = get_op(GetParam());
+  if (is_communication_op(op)) {
+    return;
+  }
+  ASSERT_TRUE(has_kernel(op.name, Backend::kCuda));
+  expect_reference_results(op, *device_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry,
+                         CudaOperatorTest,
+                         ::testing::ValuesIn(op_names()),
+                         [](const ::testing::TestParamInfo<std::string>& param) {
+                           std::string name = param.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !isalnum(c); }, '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace trainrt::testing

@@ -1,0 +1,372 @@
+// The cuBLASLt of the double: column-major products of real numbers, summed in the compute type,
+// and what cublasLtMatmul documents as invalid.
+#include <cublasLt.h>
+
+#include <cstring>
+#include <vector>
+
+#include "graph/dtype.h"
+#include "tests/cuda_double/cuda_double.h"
+
+struct cublasLtContext {
+  int device = 0;
+};
+
+namespace {
+
+struct Layout {
+  cudaDataType type = CUDA_R_32F;
+  uint64_t rows = 0, columns = 0;
+  int64_t ld = 0;
+  int32_t batch = 1;
+  int64_t batch_stride = 0;
+
+  // From the first byte to past the last.
+  size_t extent() const;
+};
+
+struct Description {
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  cudaDataType scale = CUDA_R_32F;
+  int32_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
+};
+
+struct Preference {
+  uint64_t workspace = 0;
+  uint32_t alignment[4] = {256, 256, 256, 256};
+};
+
+// What the double's heuristic hands out as an algorithm: it must come back to the same product.
+struct Algorithm {
+  uint64_t magic = 0;
+  uint64_t m = 0, n = 0, k = 0;
+  uint32_t alignment[4] = {};
+  uint64_t workspace = 0;
+};
+constexpr uint64_t kMagic = 0x7472616972740001;
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+size_t bytes_of(cudaDataType type) {
+  switch (type) {
+    case CUDA_R_64F:
+      return 8;
+    case CUDA_R_32F:
+      return 4;
+    case CUDA_R_16F:
+    case CUDA_R_16BF:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+size_t Layout::extent() const {
+  const int64_t last = (static_cast<int64_t>(columns) - 1) * ld + static_cast<int64_t>(rows) +
+                       (batch - 1) * batch_stride;
+  return static_cast<size_t>(last) * bytes_of(type);
+}
+
+Layout& layout(cublasLtMatrixLayout_t handle) {
+  return *reinterpret_cast<Layout*>(handle);
+}
+Description& description(cublasLtMatmulDesc_t handle) {
+  return *reinterpret_cast<Description*>(handle);
+}
+Preference& preference(cublasLtMatmulPreference_t handle) {
+  return *reinterpret_cast<Preference*>(handle);
+}
+
+double load(const void* data, cudaDataType type, int64_t i) {
+  switch (type) {
+    case CUDA_R_64F:
+      return static_cast<const double*>(data)[i];
+    case CUDA_R_32F:
+      return static_cast<double>(static_cast<const float*>(data)[i]);
+    case CUDA_R_16F:
+      return static_cast<double>(static_cast<float>(static_cast<const trainrt::Float16*>(data)[i]));
+    default:
+      return static_cast<double>(
+          static_cast<float>(static_cast<const trainrt::BFloat16*>(data)[i]));
+  }
+}
+
+void store(void* data, cudaDataType type, int64_t i, double value) {
+  switch (type) {
+    case CUDA_R_64F:
+      static_cast<double*>(data)[i] = value;
+      return;
+    case CUDA_R_32F:
+      static_cast<float*>(data)[i] = static_cast<float>(value);
+      return;
+    case CUDA_R_16F:
+      static_cast<trainrt::Float16*>(data)[i] = trainrt::Float16(static_cast<float>(value));
+      return;
+    default:
+      static_cast<trainrt::BFloat16*>(data)[i] = trainrt::BFloat16(static_cast<float>(value));
+  }
+}
+
+// TF32 keeps 10 bits of the mantissa of what is multiplied.
+double rounded(double value, const Description& d) {
+  if (d.compute != CUBLAS_COMPUTE_32F_FAST_TF32) {
+    return value;
+  }
+  float narrow = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &narrow, sizeof(bits));
+  bits = (bits + 0x1000u) & ~0x1fffu;
+  std::memcpy(&narrow, &bits, sizeof(bits));
+  return static_cast<double>(narrow);
+}
+
+struct Sizes {
+  uint64_t m = 0, n = 0, k = 0;
+  bool valid = false;
+};
+
+bool valid_layout(const Layout& l) {
+  return bytes_of(l.type) > 0 && l.rows > 0 && l.columns > 0 &&
+         l.ld >= static_cast<int64_t>(l.rows) && l.batch >= 1;
+}
+
+Sizes sizes_of(const Description& d, const Layout& a, const Layout& b, const Layout& y) {
+  Sizes s;
+  const bool ta = d.trans_a == CUBLAS_OP_T, tb = d.trans_b == CUBLAS_OP_T;
+  s.m = ta ? a.columns : a.rows;
+  s.k = ta ? a.rows : a.columns;
+  s.n = tb ? b.rows : b.columns;
+  const bool computes = d.compute == CUBLAS_COMPUTE_64F
+                            ? a.type == CUDA_R_64F && d.scale == CUDA_R_64F
+                            : a.type != CUDA_R_64F && d.scale == CUDA_R_32F;
+  s.valid = valid_layout(a) && valid_layout(b) && valid_layout(y) && a.type == b.type &&
+            (a.type == y.type || (y.type == CUDA_R_32F && bytes_of(a.type) == 2)) && computes &&
+            (tb ? b.columns : b.rows) == s.k && y.rows == s.m && y.columns == s.n &&
+            a.batch == y.batch && b.batch == y.batch && (y.batch == 1 || y.batch_stride != 0);
+  return s;
+}
+
+template <typename T, typename U>
+cublasStatus_t take(T& to, const void* value, size_t size) {
+  if (value == nullptr || size != sizeof(U)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  U given;
+  std::memcpy(&given, value, sizeof(given));
+  to = static_cast<T>(given);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+bool aligned(const void* data, uint32_t alignment) {
+  return reinterpret_cast<uint64_t>(data) % alignment == 0;
+}
+
+}  // namespace
+
+#define DOUBLE_ENTRY(code)                     \
+  if (cuda_double::enters_failure(__func__)) { \
+    return code;                               \
+  }
+
+extern "C" {
+
+size_t cublasLtGetVersion() {
+  return 130100;
+}
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_ALLOC_FAILED ? "CUBLAS_STATUS_ALLOC_FAILED"
+                                              : "CUBLAS_STATUS_OF_DOUBLE";
+}
+const char* cublasLtGetStatusString(cublasStatus_t) {
+  return "made to fail, or refused";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
+  *handle = new cublasLtContext{cuda_double::current_device()};
+  cuda_double::count_alive("cuBLASLt handles", 1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  cuda_double::count_alive("cuBLASLt handles", -1);
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(
+    cublasLtMatrixLayout_t* handle, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
+  *handle = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, ld, 1, 0});
+  cuda_double::count_alive("cuBLASLt layouts", 1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
+  cuda_double::count_alive("cuBLASLt layouts", -1);
+  delete &layout(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void* value,
+                                                size_t size) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_INVALID_VALUE)
+  switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+      return take<int32_t, int32_t>(layout(handle).batch, value, size);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+      return take<int64_t, int64_t>(layout(handle).batch_stride, value, size);
+    default:
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* handle,
+                                        cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
+  *handle = reinterpret_cast<cublasLtMatmulDesc_t>(
+      new Description{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N});
+  cuda_double::count_alive("cuBLASLt descriptions", 1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t handle) {
+  cuda_double::count_alive("cuBLASLt descriptions", -1);
+  delete &description(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value,
+                                              size_t size) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_INVALID_VALUE)
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return take<int32_t, int32_t>(description(handle).trans_a, value, size);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return take<int32_t, int32_t>(description(handle).trans_b, value, size);
+    default:
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* handle) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
+  *handle = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
+  cuda_double::count_alive("cuBLASLt preferences", 1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
+  cuda_double::count_alive("cuBLASLt preferences", -1);
+  delete &preference(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value,
+                                                    size_t size) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_INVALID_VALUE)
+  Preference& p = preference(handle);
+  uint32_t mask = 0;
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return take<uint64_t, uint64_t>(p.workspace, value, size);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      return take<uint32_t, uint32_t>(mask, value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+      return take<uint32_t, uint32_t>(p.alignment[0], value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return take<uint32_t, uint32_t>(p.alignment[1], value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return take<uint32_t, uint32_t>(p.alignment[2], value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return take<uint32_t, uint32_t>(p.alignment[3], value, size);
+    default:
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t,
+                                              cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t y,
+                                              cublasLtMatmulPreference_t p,
+                                              int requested,
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int* found) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_NOT_SUPPORTED)
+  const Sizes s = sizes_of(description(d), layout(a), layout(b), layout(y));
+  if (!s.valid || requested < 1) {
+    *found = 0;
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  Algorithm algorithm{kMagic, s.m, s.n, s.k, {}, preference(p).workspace};
+  std::memcpy(algorithm.alignment, preference(p).alignment, sizeof(algorithm.alignment));
+  std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
+  results[0].workspaceSize = algorithm.workspace;
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
+                              cublasLtMatmulDesc_t d,
+                              const void* alpha,
+                              const void* a_data,
+                              cublasLtMatrixLayout_t a_layout,
+                              const void* b_data,
+                              cublasLtMatrixLayout_t b_layout,
+                              const void* beta,
+                              const void* c_data,
+                              cublasLtMatrixLayout_t,
+                              void* y_data,
+                              cublasLtMatrixLayout_t y_layout,
+                              const cublasLtMatmulAlgo_t* algo,
+                              void* workspace,
+                              size_t workspace_bytes,
+                              cudaStream_t stream) {
+  DOUBLE_ENTRY(CUBLAS_STATUS_EXECUTION_FAILED)
+  const Description desc = description(d);
+  const Layout a = layout(a_layout), b = layout(b_layout), y = layout(y_layout);
+  const Sizes s = sizes_of(desc, a, b, y);
+  Algorithm algorithm;
+  std::memcpy(static_cast<void*>(&algorithm), algo, sizeof(algorithm));
+  const bool fits =
+      algorithm.magic == kMagic && algorithm.m == s.m && algorithm.n == s.n && algorithm.k == s.k &&
+      algorithm.workspace <= workspace_bytes && aligned(a_data, algorithm.alignment[0]) &&
+      aligned(b_data, algorithm.alignment[1]) && aligned(c_data, algorithm.alignment[2]) &&
+      aligned(y_data, algorithm.alignment[3]) &&
+      (workspace_bytes == 0 ||
+       (aligned(workspace, 256) && cuda_double::is_device_range(workspace, workspace_bytes)));
+  const bool on_device = cuda_double::is_device_range(a_data, a.extent()) &&
+                         cuda_double::is_device_range(b_data, b.extent()) &&
+                         cuda_double::is_device_range(y_data, y.extent());
+  if (handle == nullptr || !s.valid || !fits || !on_device || c_data != y_data) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const double factor = load(alpha, desc.scale, 0), keep = load(beta, desc.scale, 0);
+  const cudaError_t queued = cuda_double::enqueue(stream, [=] {
+    const bool ta = desc.trans_a == CUBLAS_OP_T, tb = desc.trans_b == CUBLAS_OP_T;
+    for (int64_t batch = 0; batch < y.batch; ++batch) {
+      for (int64_t i = 0; i < static_cast<int64_t>(s.m); ++i) {
+        for (int64_t j = 0; j < static_cast<int64_t>(s.n); ++j) {
+          double sum = 0;
+          for (int64_t k = 0; k < static_cast<int64_t>(s.k); ++k) {
+            const int64_t at = batch * a.batch_stride + (ta ? k + i * a.ld : i + k * a.ld);
+            const int64_t bt = batch * b.batch_stride + (tb ? j + k * b.ld : k + j * b.ld);
+            sum +=
+                rounded(load(a_data, a.type, at), desc) * rounded(load(b_data, b.type, bt), desc);
+          }
+          const int64_t to = batch * y.batch_stride + i + j * y.ld;
+          const double old = keep == 0 ? 0 : keep * load(y_data, y.type, to);
+          store(y_data, y.type, to, factor * sum + old);
+        }
+      }
+    }
+    if (workspace_bytes > 0) {  // whoever keeps something there loses it
+      std::memset(workspace, 0xff, workspace_bytes);
+    }
+  });
+  return queued == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+}  // extern "C"

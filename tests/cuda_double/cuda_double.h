@@ -1,0 +1,78 @@
+// A double of CUDA's libraries for tests: the entry points that the back end uses (those of the
+// real headers), computing on the CPU. What it is strict about:
+//
+//   streams  run nothing until somebody waits, and then in an order that only the program's own
+//            events and waits constrain, drawn from a seed: a missing dependency gives a wrong
+//            result
+//   memory   starts as NaN, has guard pages on both sides, and can be touched by work on a stream
+//            alone: a host that reads through a device pointer dies on the spot
+//   calls    are refused as the real libraries document, and any one of them can be made to fail
+//
+// Work is done by the thread that waits, under one lock: the double is correct, not fast.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace cuda_double {
+
+struct Options {
+  int num_devices = 2;
+  int compute_major = 9, compute_minor = 0;
+  size_t memory_bytes = size_t{1} << 30;  // per device
+  int driver_version = 13000;
+  uint64_t seed = 0;  // of the orders of streams
+  // Work whose stream waits for an event runs without waiting for the event of this number (counted
+  // from 1 over all cudaStreamWaitEvent calls). 0: none. For testing that tests notice.
+  int64_t drop_wait = 0;
+};
+
+// Forgets everything and starts anew. Nothing may be alive.
+void reset(const Options& options = {});
+
+// The call of this number from now on (counted from 1, over all entry points that can fail) fails
+// once. 0: none.
+void fail_call(int64_t number);
+// Calls since fail_call() or reset(), and the name of the one that was made to fail.
+int64_t num_calls();
+std::string failed_call();
+int64_t num_waits();     // cudaStreamWaitEvent calls since reset()
+int64_t num_launches();  // kernels run since reset(), replays of graphs included
+
+// What has been made and not been freed, as text; empty when nothing is.
+std::string alive();
+
+// ---- for the double's own files ----------------------------------------------------------------
+
+// True when the call must fail. Every entry point begins with it.
+bool enters_failure(const char* name);
+void count_alive(const char* kind, int change);
+// Queues work on a stream; it may touch device memory when it runs.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+// A piece of work that several streams, perhaps of other threads, must reach before it runs, once.
+struct Rendezvous {
+  int missing = 0;  // streams that have not reached it
+  bool done = false;
+  const bool* aborted = nullptr;  // true: nobody waits any more, and nothing runs
+  std::shared_ptr<void> keeps_alive;
+};
+cudaError_t enqueue_meeting(cudaStream_t stream,
+                            std::shared_ptr<Rendezvous> rendezvous,
+                            std::function<void()> work);
+// Sends and receives of a pair of ranks meet in order; `group` tells apart who is meant.
+cudaError_t post_transfer(
+    const void* group, int from, int to, const void* data, size_t bytes, cudaStream_t stream);
+cudaError_t take_transfer(
+    const void* group, int from, int to, void* data, size_t bytes, cudaStream_t stream);
+void sleep_ms(int milliseconds);
+// Whether [data, data + bytes) lies within one live allocation of device memory.
+bool is_device_range(const void* data, size_t bytes);
+int current_device();
+int device_of(cudaStream_t stream);
+
+}  // namespace cuda_double
