@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <onnx/defs/parser.h>
 #include <onnx/onnx_pb.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -62,7 +63,8 @@ OnnxModel with_training_info(const std::string& algorithm,
       entry->set_value(value);
     }
   }
-  const std::string path = ::testing::TempDir() + "training_info.onnx";
+  // Each test is a process, and several run at once.
+  const std::string path = concat(::testing::TempDir(), "training_info_", ::getpid(), ".onnx");
   std::ofstream(path, std::ios::binary) << model.SerializeAsString();
   OnnxModel loaded = OnnxModel::load(path);
   std::filesystem::remove(path);
