@@ -177,6 +177,18 @@ void Rendezvous::Impl::run() {
   const milliseconds interval = activity_interval(deadline);
   auto due = SteadyClock::now();
   bool open = true;
+  std::string why;
+  const auto take_messages = [&] {
+    try {
+      while (const std::optional<std::string> text = reader.next()) {
+        receive(Json::parse(*text));
+      }
+    } catch (const std::exception& error) {
+      open = false;
+      why = error.what();
+    }
+  };
+  take_messages();  // what came in one piece with the answer to joining
   while (!stopping) {
     const auto now = SteadyClock::now();
     if (open && now >= due) {
@@ -193,16 +205,8 @@ void Rendezvous::Impl::run() {
     if (wanted[1].revents == 0) {
       continue;
     }
-    std::string why;
     open = reader.read(socket, why) == MessageReader::Status::kOpen;
-    try {
-      while (const std::optional<std::string> text = reader.next()) {
-        receive(Json::parse(*text));
-      }
-    } catch (const std::exception& error) {
-      open = false;
-      why = error.what();
-    }
+    take_messages();
     if (!open) {
       set_failure({0,
                    ErrorCode::kCommunication,
