@@ -30,7 +30,9 @@ int64_t copy_bytes(const TensorType& type) {
   return is_16_bit(type.dtype) ? aligned(widened(type).bytes()) : 0;
 }
 
-int64_t copies_bytes(const OpContext& op) {
+// Of an operator before it runs (OpContext) or while it does (KernelContext).
+template <typename Context>
+int64_t copies_bytes(const Context& op) {
   int64_t bytes = 0;
   for (int i = 0; i < op.num_inputs(); ++i) {
     bytes += op.has_input(i) ? copy_bytes(op.input_type(i)) : 0;
@@ -67,18 +69,6 @@ void convert(
                      static_cast<std::byte*>(out) + begin * dtype_bytes(to),
                      end - begin);
   });
-}
-
-// Bytes of the copies, as copies_bytes() counts them before a run.
-int64_t copies_bytes(const KernelContext& context) {
-  int64_t bytes = 0;
-  for (int i = 0; i < context.num_inputs(); ++i) {
-    bytes += context.has_input(i) ? copy_bytes(context.input_type(i)) : 0;
-  }
-  for (int i = 0; i < context.num_outputs(); ++i) {
-    bytes += context.has_output(i) ? copy_bytes(context.output_type(i)) : 0;
-  }
-  return bytes;
 }
 
 // Runs `kernel` on float32 copies, which take the first bytes of `room`; the rest is its workspace.
