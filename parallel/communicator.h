@@ -57,6 +57,8 @@ class Communicator {
   // Publishes `reason` as this rank's failure: every rank waiting in or entering a call throws.
   // Callable from any thread; never throws.
   virtual void abort(const std::string& reason) noexcept = 0;
+  // Throws when a rank's failure is known, for ranks that compute for long between two calls.
+  virtual void throw_if_failed() const {}
 };
 
 }  // namespace trainrt

@@ -16,6 +16,9 @@ using std::chrono::milliseconds;
 // Posted sends end when their receiver asks for them or the job ends.
 constexpr std::chrono::hours kUnlimited{24 * 365};
 
+constexpr milliseconds kLook{20};  // between two looks at the job's failure
+constexpr const char* kConnecting = "connecting to all ranks";
+
 std::vector<int> bytes_of(const std::vector<char>& address) {
   return {address.begin(), address.end()};
 }
@@ -26,24 +29,18 @@ GlooMesh::GlooMesh(std::shared_ptr<Rendezvous> rendezvous) : rendezvous_(std::mo
   try {
     connect();
   } catch (const Error&) {
-    rendezvous_->on_failure(nullptr);
     throw;
-  } catch (const std::exception& error) {
-    rendezvous_->on_failure(nullptr);
-    const std::string doing = "the connection of all ranks";
-    if (const std::optional<Failure> known = rendezvous_->wait_for_failure(kNoticeTimeout)) {
-      throw_failure(doing, *known);
-    }
+  } catch (const std::exception& error) {  // no socket to be had, or no such address
     const Failure own = {rendezvous_->rank(),
                          ErrorCode::kCommunication,
                          concat("rank ",
                                 rendezvous_->rank(),
                                 " (at ",
                                 rendezvous_->address(),
-                                ") cannot connect to all other ranks: ",
+                                ") cannot be connected to: ",
                                 error.what())};
     rendezvous_->publish(own);
-    throw_failure(doing, own);
+    throw_failure(kConnecting, own);
   }
   rendezvous_->on_failure([this] { interrupt(); });
   releaser_ = std::thread([this] { release_posted(); });
@@ -72,19 +69,43 @@ void GlooMesh::connect() {
                                : bytes_of(context_->createPair(peer)->address().bytes()));
   }
   const std::vector<std::string> all = rendezvous_->exchange("exchange of addresses", own.dump());
-  rendezvous_->on_failure([this, rank, size] {
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer != rank) {
-        context_->getPair(peer)->close();
+  const auto end = SteadyClock::now() + rendezvous_->deadline();
+  // Gloo waits for a connection for five times its timeout and looks at nothing else; closing the
+  // pair ends the wait. Again and again, since a pair that is closed before its turn begins anew.
+  const std::jthread guard([&](const std::stop_token& connected) {
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    while (!connected.stop_requested()) {
+      if (rendezvous_->failure() || SteadyClock::now() >= end) {
+        close_pairs();
       }
+      wake.wait_for(lock, connected, kLook, [] { return false; });
     }
   });
   for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) {
-      const std::vector<int> address =
-          Json::parse(all[static_cast<size_t>(peer)]).at(static_cast<size_t>(rank));
-      rendezvous_->set_activity("connecting to all ranks", peer);
+    if (peer == rank) {
+      continue;
+    }
+    const std::vector<int> address =
+        Json::parse(all[static_cast<size_t>(peer)]).at(static_cast<size_t>(rank));
+    rendezvous_->set_activity(kConnecting, peer);
+    std::string broken;
+    try {
       context_->getPair(peer)->connect(std::vector<char>(address.begin(), address.end()));
+    } catch (const std::exception& error) {
+      broken = error.what();
+    }
+    if (!broken.empty() || rendezvous_->failure() || SteadyClock::now() >= end) {
+      throw_ended(kConnecting, peer, end, broken);
+    }
+  }
+}
+
+void GlooMesh::close_pairs() {
+  for (int peer = 0; peer < context_->size; ++peer) {
+    if (peer != context_->rank) {
+      context_->getPair(peer)->close();
     }
   }
 }
@@ -182,21 +203,28 @@ void GlooMesh::wait(const Transfer& transfer,
   } catch (const std::exception& error) {
     broken = error.what();
   }
+  throw_ended(doing, transfer.peer, end, broken);
+}
+
+void GlooMesh::throw_ended(const std::string& doing,
+                           int peer,
+                           SteadyClock::time_point end,
+                           const std::string& broken) {
   if (const std::optional<Failure> known = rendezvous_->failure()) {
     throw_failure(doing, *known);
   }
   if (SteadyClock::now() >= end) {
-    throw_stalled(doing, transfer.peer);
+    throw_stalled(doing, peer);
   }
   if (const std::optional<Failure> known = rendezvous_->wait_for_failure(kNoticeTimeout)) {
     throw_failure(doing, *known);
   }
-  const Failure own = {transfer.peer,
+  const Failure own = {peer,
                        ErrorCode::kCommunication,
                        concat("the connection between ranks ",
                               rendezvous_->rank(),
                               " and ",
-                              transfer.peer,
+                              peer,
                               " broke in ",
                               doing,
                               ": ",

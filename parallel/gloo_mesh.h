@@ -60,6 +60,13 @@ class GlooMesh {
     Transfer transfer;
   };
   void connect();
+  void close_pairs();
+  // This rank's wait for `peer`, which was to last until `end`, ended by a failure of the job, in
+  // time or for the reason `broken`: throws what that comes to.
+  [[noreturn]] void throw_ended(const std::string& doing,
+                                int peer,
+                                SteadyClock::time_point end,
+                                const std::string& broken);
   void release_posted();
   bool wait_in_gloo(const Transfer& transfer, std::chrono::milliseconds timeout);
   void interrupt();

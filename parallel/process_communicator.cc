@@ -147,6 +147,12 @@ void ProcessCommunicator::abort(const std::string& reason) noexcept {
   }
 }
 
+void ProcessCommunicator::throw_if_failed() const {
+  if (const std::optional<Failure> failure = mesh().rendezvous().failure()) {
+    mesh().throw_failure("computing, after " + doing_, *failure);
+  }
+}
+
 SteadyClock::time_point ProcessCommunicator::deadline() const {
   return SteadyClock::now() + mesh().rendezvous().deadline();
 }

@@ -58,6 +58,7 @@ class ProcessCommunicator : public Communicator {
   void recv(void* data, int64_t bytes, int peer, int tag) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
   void abort(const std::string& reason) noexcept override;
+  void throw_if_failed() const override;
 
  protected:
   // A message to another member, and the next one of `tag` from it, of which at most `bytes` are

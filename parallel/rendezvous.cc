@@ -2,6 +2,7 @@
 #include "parallel/rendezvous.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -96,7 +97,11 @@ struct Rendezvous::Impl {
   std::atomic<bool> stopping = false;
 
   ~Impl() { ::close(wake); }
+  void begin(const std::string& doing, int waits_for);
   std::optional<std::string> try_to_join(SteadyClock::time_point end);
+  std::string lost_rank_zero(const std::string& why) const {
+    return concat("rank 0 (at ", where, ") died or is out of reach: ", why);
+  }
   void run();
   void receive(const Json& message);
   void set_failure(const Failure& why);
@@ -106,8 +111,24 @@ struct Rendezvous::Impl {
   }
 };
 
+void Rendezvous::Impl::begin(const std::string& doing, int waits_for) {
+  bool stop = false;
+  {
+    const std::lock_guard lock(mutex);
+    activity = {doing, waits_for};
+    stop = !place.stop_at.empty() && doing.rfind(place.stop_at, 0) == 0;
+    if (stop) {
+      place.stop_at.clear();
+    }
+  }
+  if (stop) {
+    ::raise(SIGSTOP);
+  }
+}
+
 // One attempt; why it failed, if another may succeed. Throws when none can.
 std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point end) {
+  begin("reaching rank 0", -1);
   std::string why;
   const auto remaining = std::chrono::ceil<milliseconds>(end - SteadyClock::now());
   const std::string host = hub ? "127.0.0.1" : place.host;
@@ -128,7 +149,13 @@ std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point
         {"host", host_name()},
         {"host_id", host_name() + " " + network_namespace()},
         {"pid", ::getpid()}});
-  const std::optional<Json> answer = next_message(socket, reader, end + kSlack, why);
+  begin("waiting for all ranks to come", -1);
+  std::optional<Json> answer = next_message(socket, reader, end + kSlack, why);
+  if (answer && answer->at("type") == "noted") {
+    // From here on a connection that ends is the end of this job's rank 0, not of an earlier job's.
+    answer = next_message(socket, reader, end + kSlack, why);
+    TRAINRT_REQUIRE(answer || SteadyClock::now() >= end, kCommunication, lost_rank_zero(why));
+  }
   if (!answer) {
     return why;
   }
@@ -208,9 +235,7 @@ void Rendezvous::Impl::run() {
     open = reader.read(socket, why) == MessageReader::Status::kOpen;
     take_messages();
     if (!open) {
-      set_failure({0,
-                   ErrorCode::kCommunication,
-                   concat("rank 0 (at ", where, ") died or is out of reach: ", why)});
+      set_failure({0, ErrorCode::kCommunication, lost_rank_zero(why)});
     }
   }
 }
@@ -239,6 +264,7 @@ std::unique_ptr<Rendezvous> Rendezvous::join(const RankPlace& place, millisecond
                     "; is rank 0 running, and can this host reach that address?");
     std::this_thread::sleep_for(kRetry);
   }
+  impl->begin("starting", -1);
   impl->thread = std::thread([raw = impl.get()] { raw->run(); });
   return std::unique_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
 }
@@ -301,6 +327,8 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
                   " s");
   std::vector<std::string> all = std::move(impl_->exchanged.at(what));
   impl_->exchanged.erase(what);
+  lock.unlock();
+  set_activity("preparing, after " + what, -1);
   return all;
 }
 
@@ -334,8 +362,7 @@ void Rendezvous::agree(const Facts& facts) {
 }
 
 void Rendezvous::set_activity(const std::string& doing, int waits_for) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->activity = {doing, waits_for};
+  impl_->begin(doing, waits_for);
 }
 
 void Rendezvous::publish(const Failure& failure) noexcept {
@@ -379,6 +406,7 @@ void Rendezvous::on_failure(std::function<void()> callback) {
 
 void Rendezvous::leave(milliseconds timeout) noexcept {
   try {
+    set_activity("leaving", -1);
     {
       const std::lock_guard lock(impl_->mutex);
       impl_->left = true;

@@ -41,6 +41,9 @@ struct RankPlace {
   std::string job;        // name of the job; "" when the launcher gives none
   int64_t generation = 0;
   std::string version;  // of the program
+  // For tests of failures: this process stops itself (SIGSTOP) when it begins the first activity
+  // whose name begins so. "" never does.
+  std::string stop_at;
 };
 
 struct Failure {

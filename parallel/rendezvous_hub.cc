@@ -250,6 +250,8 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
   if (arrived().size() == static_cast<size_t>(place.world_size)) {
     complete = true;
     welcome_all();
+  } else {
+    send(peer, {{"type", "noted"}});
   }
 }
 

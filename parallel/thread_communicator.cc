@@ -159,7 +159,7 @@ class ThreadCommunicator : public Communicator {
   void send(const void* data, int64_t bytes, int peer, int tag) override {
     const std::byte* from = static_cast<const std::byte*>(data);
     std::lock_guard lock(world_->mutex);
-    throw_if_failed();
+    throw_if_failed_locked();
     group_->mail[{rank_, peer, tag}].emplace_back(from, from + bytes);
     world_->changed.notify_all();
   }
@@ -250,6 +250,11 @@ class ThreadCommunicator : public Communicator {
     }
   }
 
+  void throw_if_failed() const override {
+    const std::lock_guard lock(world_->mutex);
+    throw_if_failed_locked();
+  }
+
  private:
   int world_rank() const { return group_->members[static_cast<size_t>(rank_)]; }
 
@@ -274,7 +279,7 @@ class ThreadCommunicator : public Communicator {
     return {std::min(count, rank_ * step), std::min(count, (rank_ + 1) * step)};
   }
 
-  void throw_if_failed() const {
+  void throw_if_failed_locked() const {
     if (world_->failure) {
       TRAINRT_FAIL(kCommunication, *world_->failure);
     }
@@ -298,7 +303,7 @@ class ThreadCommunicator : public Communicator {
     const auto until = std::chrono::steady_clock::now() + world_->deadline;
     const bool in_time = world_->changed.wait_until(
         lock, until, [&] { return world_->failure.has_value() || done(); });
-    throw_if_failed();
+    throw_if_failed_locked();
     if (!in_time) {
       fail_locked(concat(message(), " within ", world_->deadline.count(), " ms"));
     }
@@ -336,7 +341,7 @@ class ThreadCommunicator : public Communicator {
              void* output,
              const std::vector<int64_t>* counts) {
     std::unique_lock lock(world_->mutex);
-    throw_if_failed();
+    throw_if_failed_locked();
     Group& group = *group_;
     const size_t self = static_cast<size_t>(rank_);
     group.calls[self] = call;
@@ -362,7 +367,7 @@ class ThreadCommunicator : public Communicator {
 
   void end() {
     std::unique_lock lock(world_->mutex);
-    throw_if_failed();
+    throw_if_failed_locked();
     const bool last = group_->arrived + 1 == world_size();
     if (last) {
       ++group_->sequence;

@@ -381,6 +381,9 @@ struct Executor::Impl {
           bound.program->micro_batches[static_cast<size_t>(micro_batch)].first_sample);
     }
     for (size_t i = 0; i < phase.nodes.size(); ++i) {
+      if (communicators.world != nullptr) {
+        communicators.world->throw_if_failed();
+      }
       BoundNode& node = phase.nodes[i];
       for (const StashPatch& patch : node.patches) {
         std::byte* data = address(bound, *patch.at, micro_batch);

@@ -321,6 +321,7 @@ std::optional<Launch> find_launch(const Environment& environment) {
   if (const std::optional<int64_t> generation = variables.number("TRAINRT_GENERATION")) {
     place.generation = *generation;
   }
+  place.stop_at = variables.text("TRAINRT_STOP_AT").value_or("");
   if (place.port == 0) {
     place.port = port_of(place.job);
   }

@@ -13,7 +13,8 @@
 // | Kubernetes | JOB_COMPLETION_INDEX or the pod's ordinal; TRAINRT_WORLD_SIZE | pod 0 of the job |
 //
 // The first rule that applies is taken. TRAINRT_ADDRESS, TRAINRT_WORLD_SIZE, TRAINRT_JOB and
-// TRAINRT_GENERATION overrule what the other rules say.
+// TRAINRT_GENERATION overrule what the other rules say. TRAINRT_STOP_AT is for tests of failures
+// (RankPlace::stop_at).
 #pragma once
 
 #include <functional>

@@ -109,6 +109,28 @@ TEST(RendezvousTest, WithoutRankZeroTheAddressIsNamed) {
   EXPECT_EQ(outcomes[0].code, ErrorCode::kCommunication);
 }
 
+TEST(RendezvousTest, TheEndOfARankZeroThatLetOneInIsNoticedAtOnce) {
+  std::vector<RankPlace> all = places(2);
+  const Socket listener(all[0].listening_fd);
+  std::thread rank_zero([&] {
+    std::optional<Socket> caller;
+    while (!(caller = listener.accepted())) {
+      std::this_thread::yield();
+    }
+    MessageReader reader;
+    std::string why;
+    while (!reader.next()) {
+      ASSERT_EQ(reader.read(*caller, why), MessageReader::Status::kOpen) << why;
+    }
+    ASSERT_TRUE(caller->send_message(R"({"type": "noted"})", kPatient));
+  });
+  all.erase(all.begin());
+  const auto outcomes = meet(all, std::chrono::hours(1), [](Rendezvous&) {});
+  EXPECT_THAT(outcomes[0].message,
+              AllOf(HasSubstr("rank 0 (at 127.0.0.1:"), HasSubstr("died or is out of reach")));
+  rank_zero.join();
+}
+
 TEST(RendezvousTest, AnUnknownHostIsNamed) {
   RankPlace place;
   place.rank = 1;

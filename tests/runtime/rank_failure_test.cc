@@ -233,6 +233,98 @@ TEST_F(RankFailureTest, ARankThatCannotBeginTellsTheOthers) {
   }
 }
 
+// What a rank may be doing when it dies or stops, from its start to its first steps: the names are
+// those of activities (RankPlace::stop_at).
+struct Moment {
+  const char* name;
+  const char* activity;
+  std::vector<int> victims = {0, 2};
+};
+
+void PrintTo(const Moment& moment, std::ostream* out) {
+  *out << moment.activity;
+}
+
+class RankFailureAtTest : public RankFailureTest, public ::testing::WithParamInterface<Moment> {
+ protected:
+  static constexpr int kWorld = 4;
+
+  Words words(const std::string& deadline) const {
+    Words all = endless_words({"--dp", "2", "--pp", "2"});
+    *(std::find(all.begin(), all.end(), "--deadline") + 1) = deadline;
+    return all;
+  }
+
+  void expect_named(const std::vector<RankEnd>& ends, int victim) const {
+    for (int rank = 0; rank < kWorld; ++rank) {
+      if (rank != victim) {
+        const RankEnd& end = ends[static_cast<size_t>(rank)];
+        EXPECT_TRUE(end.ended) << "rank " << rank << " does not notice the end of " << victim;
+        EXPECT_EQ(end.result.exit_code, 5) << end.result.err;
+        EXPECT_THAT(end.result.err,
+                    AllOf(HasSubstr("error: "), HasSubstr("rank " + std::to_string(victim))))
+            << "on rank " << rank;
+      }
+    }
+  }
+};
+
+// Its end is noticed by itself, long before the deadline.
+TEST_P(RankFailureAtTest, ADeadRankIsNamedLongBeforeTheDeadline) {
+  for (const int victim : GetParam().victims) {
+    RankProcesses ranks;
+    ranks.start_world(kWorld, words("3600"), {{victim, GetParam().activity}});
+    ASSERT_TRUE(ranks.wait_until_stopped(victim, kPatient));
+    ranks.send_signal(victim, SIGKILL);
+    expect_named(ranks.wait(kPatient, victim), victim);
+  }
+}
+
+TEST_P(RankFailureAtTest, AStoppedRankIsNamedAtTheDeadline) {
+  const int victim = 2;
+  RankProcesses ranks;
+  ranks.start_world(kWorld, words("1"), {{victim, GetParam().activity}});
+  ASSERT_TRUE(ranks.wait_until_stopped(victim, kPatient));
+  expect_named(ranks.wait(kPatient, victim), victim);
+}
+
+// A rank that begins what another died in must not wait for it, though the notice came before.
+using RankFailureBeforeTest = RankFailureAtTest;
+
+TEST_P(RankFailureBeforeTest, ADeadRankIsNamedByOneThatBeginsTheSame) {
+  const int victim = 3, late = 1;
+  RankProcesses ranks;
+  ranks.start_world(
+      kWorld, words("3600"), {{late, GetParam().activity}, {victim, GetParam().activity}});
+  ASSERT_TRUE(ranks.wait_until_stopped(victim, kPatient));
+  ASSERT_TRUE(ranks.wait_until_stopped(late, kPatient));
+  ranks.send_signal(victim, SIGKILL);
+  ranks.send_signal(late, SIGCONT);
+  expect_named(ranks.wait(kPatient, victim), victim);
+}
+
+INSTANTIATE_TEST_SUITE_P(Start,
+                         RankFailureBeforeTest,
+                         ::testing::Values(Moment{"Addresses", "in exchange of addresses"},
+                                           Moment{"Connecting", "connecting to all ranks"}),
+                         [](const auto& row) { return std::string(row.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(
+    Start,
+    RankFailureAtTest,
+    // While rank 0 has let nobody in, its death is that of one that never came.
+    ::testing::Values(Moment{"Joining", "waiting for all ranks to come", {2}},
+                      Moment{"Preparing", "starting"},
+                      Moment{"Comparing", "in comparison of what each rank was started with"},
+                      Moment{"Compiling", "preparing, after comparison"},
+                      Moment{"Addresses", "in exchange of addresses"},
+                      Moment{"Connecting", "connecting to all ranks"},
+                      Moment{"FirstCollective", "in all_gather #0 of ranks"},
+                      Moment{"SharingMemory", "in all_reduce #1 of ranks"},
+                      Moment{"Grouping", "computing, after all_gather #0 of group"},
+                      Moment{"Training", "computing, after recv"}),
+    [](const auto& row) { return std::string(row.param.name); });
+
 struct BadWorld {
   const char* name;
   Words options;
@@ -409,7 +501,7 @@ class LongRankFailureTest : public RankFailureTest {};
 
 TEST_F(LongRankFailureTest, AnyRankAtAnyMoment) {
   std::mt19937 random(20240601);
-  Clock::duration slowest_kill{0}, slowest_stop{0};
+  std::vector<double> after_kill, after_stop;  // seconds until the slowest survivor had ended
   for (int i = 0; i < 200; ++i) {
     Fault fault;
     fault.victim = static_cast<int>(random() % 4);
@@ -418,14 +510,18 @@ TEST_F(LongRankFailureTest, AnyRankAtAnyMoment) {
     fault.delay = milliseconds(random() % (fault.while_training ? 200 : 600));
     const Clock::duration took = inject(fault);
     EXPECT_LE(took, kDeadline + std::chrono::seconds(2)) << "case " << i << ": " << fault;
-    Clock::duration& slowest = fault.signal == SIGKILL ? slowest_kill : slowest_stop;
-    slowest = std::max(slowest, took);
+    (fault.signal == SIGKILL ? after_kill : after_stop)
+        .push_back(std::chrono::duration<double>(took).count());
   }
-  const auto seconds = [](Clock::duration time) {
-    return std::chrono::duration<double>(time).count();
-  };
-  std::cout << "slowest survivor: " << seconds(slowest_kill) << " s after a kill, "
-            << seconds(slowest_stop) << " s after a stop\n";
+  for (auto& [name, all] : {std::pair{"kill", &after_kill}, {"stop", &after_stop}}) {
+    std::sort(all->begin(), all->end());
+    const auto quantile = [&all = *all](double share) {
+      return all.at(static_cast<size_t>(share * static_cast<double>(all.size() - 1)));
+    };
+    std::cout << all->size() << " x " << name << ", seconds to the slowest survivor's end: median "
+              << quantile(0.5) << ", 95 % " << quantile(0.95) << ", longest " << quantile(1)
+              << " (deadline " << std::chrono::duration<double>(kDeadline).count() << ")\n";
+  }
 }
 
 }  // namespace

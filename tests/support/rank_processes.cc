@@ -63,7 +63,9 @@ void RankProcesses::start(const std::vector<std::string>& command, const Variabl
   processes_.push_back(std::move(process));
 }
 
-void RankProcesses::start_world(int world_size, const std::vector<std::string>& arguments) {
+void RankProcesses::start_world(int world_size,
+                                const std::vector<std::string>& arguments,
+                                const std::map<int, std::string>& stop_at) {
   const Socket listener = Socket::listening(0);
   std::vector<std::string> command = {trainrt_binary()};
   command.insert(command.end(), arguments.begin(), arguments.end());
@@ -75,12 +77,29 @@ void RankProcesses::start_world(int world_size, const std::vector<std::string>& 
     if (rank == 0) {
       variables.emplace_back("TRAINRT_LISTENING_FD", std::to_string(listener.fd()));
     }
+    if (const auto at = stop_at.find(rank); at != stop_at.end()) {
+      variables.emplace_back("TRAINRT_STOP_AT", at->second);
+    }
     start(command, variables);
   }
 }
 
 void RankProcesses::send_signal(int rank, int signal) const {
   ::kill(processes_.at(static_cast<size_t>(rank)).pid, signal);
+}
+
+bool RankProcesses::wait_until_stopped(int rank, std::chrono::milliseconds limit) const {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  const std::string id = std::to_string(processes_.at(static_cast<size_t>(rank)).pid);
+  while (std::chrono::steady_clock::now() < until) {
+    const std::string status = file_text("/proc/" + id + "/stat");  // "17 (trainrt) T ..."
+    const size_t name_end = status.rfind(") ");
+    if (name_end != std::string::npos && status.compare(name_end + 2, 1, "T") == 0) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 std::vector<RankEnd> RankProcesses::wait(std::chrono::milliseconds limit,

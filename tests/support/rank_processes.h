@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,10 +32,15 @@ class RankProcesses {
 
   // Starts the next rank: `command` and its arguments, with these variables beside the test's own.
   void start(const std::vector<std::string>& command, const Variables& variables);
-  // All ranks of a world, with torchrun's variables; rank 0 gets a port that is its own already.
-  void start_world(int world_size, const std::vector<std::string>& arguments);
+  // All ranks of a world; rank 0 gets a port that is its own already. A rank in `stop_at` stops
+  // itself when it begins that activity (RankPlace::stop_at).
+  void start_world(int world_size,
+                   const std::vector<std::string>& arguments,
+                   const std::map<int, std::string>& stop_at = {});
 
   void send_signal(int rank, int signal) const;
+  // Whether the rank has stopped itself within `limit`.
+  bool wait_until_stopped(int rank, std::chrono::milliseconds limit) const;
   // Waits for every rank, at most until `limit` has passed, and kills those that remain: those of
   // `stopped`, which cannot end, as soon as all others have.
   std::vector<RankEnd> wait(std::chrono::milliseconds limit, std::optional<int> stopped = {});
