@@ -4,6 +4,13 @@ namespace trainrt {
 
 namespace {
 
+// Whether a : b = c : d. What is beyond int64 is no size of anything.
+bool in_proportion(int64_t a, int64_t b, int64_t c, int64_t d) {
+  int64_t outer = 0, inner = 0;
+  return !__builtin_mul_overflow(a, d, &outer) && !__builtin_mul_overflow(b, c, &inner) &&
+         outer == inner;
+}
+
 // The only axis on which the shapes differ, and there in proportion example : batch.
 std::optional<size_t> scaled_axis(const Shape& example,
                                   const Shape& now,
@@ -15,7 +22,7 @@ std::optional<size_t> scaled_axis(const Shape& example,
   }
   for (size_t d = 0; d < now.size(); ++d) {
     if (example[d] != now[d]) {
-      if (axis || example[d] * to != now[d] * from) {
+      if (axis || !in_proportion(example[d], now[d], from, to)) {
         return std::nullopt;
       }
       axis = d;
@@ -37,7 +44,8 @@ std::optional<size_t> axis_of_batch(const Shape& from,
   std::optional<size_t> found;
   for (size_t d = 0; d < to.size(); ++d) {
     const int64_t after = dims_product(to, static_cast<int>(d) + 1, static_cast<int>(to.size()));
-    if (after <= stride && stride * batch <= after * to[d]) {
+    const int64_t with_axis = dims_product(to, static_cast<int>(d), static_cast<int>(to.size()));
+    if (after <= stride && stride * batch <= with_axis) {
       if (to[d] == batch) {
         return d;
       }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "graph/onnx_baked_batch.h"
 #include "tests/graph/onnx_models.h"
 
 namespace trainrt {
@@ -17,6 +18,12 @@ using testing::output_shape;
 const char* const kBakedView = R"(
   [flatten] flat = Reshape(x, shape)
   [head] y = MatMul(flat, w))";
+
+TEST(OnnxBatchTest, SizesBeyondInt64AreInNoProportion) {
+  EXPECT_TRUE(scales_with_batch({4, 6}, {4, 9}, 2, 3));
+  EXPECT_FALSE(scales_with_batch({INT64_MAX}, {INT64_MAX - 1}, 1, 2));
+  EXPECT_FALSE(scales_with_batch({3}, {INT64_MAX}, 2, 3));
+}
 
 TEST(OnnxBatchTest, AReshapeThatKeptTheExampleBatchFollows) {
   for (const std::string batch : {"batch", "2"}) {  // symbolic, or fixed as well
