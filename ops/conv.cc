@@ -9,9 +9,8 @@
 // the layout of the images. A bias makes the operator affine: then the input channels cannot be
 // split (each shard would add it); without one they are a reduction.
 //
-// The reference visits (image, output channel, output position, tap). float32 and bfloat16 run on
-// oneDNN, one to three spatial dims; float64 on ops/conv_f64, and the 3 x 3 of residual networks on
-// ops/winograd.
+// The reference is in ops/conv_reference.cc. float32 and bfloat16 run on oneDNN, one to three
+// spatial dims; float64 on ops/conv_f64, and the 3 x 3 of residual networks on ops/winograd.
 #include <algorithm>
 
 #include "graph/autodiff.h"
@@ -74,96 +73,6 @@ TensorTypes infer_weight_grad(const OpContext& op) {
   check_groups(conv);
   check_shape("the output's gradient", op.input_shape(1), conv.y_shape());
   return {{op.input_dtype(0), conv.w_shape()}};
-}
-
-// ---- reference -------------------------------------------------------------------------------
-
-}  // namespace
-
-ImageStrides strides_of(const Shape& shape, bool channels_last) {
-  const Shape strides = row_major_strides(shape);
-  const ImageShape split = image_shape(strides, channels_last);
-  return {split.n, split.c, split.spatial};
-}
-
-namespace {
-
-// Calls fn(x offset, w offset, y offset) for every multiplication of the convolution: by image,
-// output channel, output position, input channel, tap.
-template <typename Fn>
-void for_each_term(const Convolution& conv, Fn&& fn) {
-  const ImageStrides xs = strides_of(conv.x_shape(), conv.window.channels_last);
-  const ImageStrides ys = strides_of(conv.y_shape(), conv.window.channels_last);
-  const int64_t c_per_group = conv.c / conv.group, m_per_group = conv.m / conv.group;
-  const int64_t positions = num_elements(conv.output), taps = conv.taps();
-  const int ndim = conv.window.ndim();
-  for (int64_t p = 0; p < positions; ++p) {
-    for (int64_t t = 0; t < taps; ++t) {
-      int64_t x_offset = 0, y_offset = 0, p_rest = p, t_rest = t;
-      bool inside = true;
-      for (int d = ndim; d-- > 0;) {
-        const int64_t out = p_rest % conv.output[d];
-        const int64_t in = out * conv.window.strides[d] - conv.window.pads_begin[d] +
-                           (t_rest % conv.window.kernel[d]) * conv.window.dilations[d];
-        p_rest /= conv.output[d];
-        t_rest /= conv.window.kernel[d];
-        inside = inside && in >= 0 && in < conv.input[d];
-        x_offset += in * xs.spatial[d];
-        y_offset += out * ys.spatial[d];
-      }
-      if (!inside) {
-        continue;
-      }
-      for (int64_t n = 0; n < conv.n; ++n) {
-        for (int64_t m = 0; m < conv.m; ++m) {
-          const int64_t first_c = m / m_per_group * c_per_group;
-          for (int64_t c = 0; c < c_per_group; ++c) {
-            fn(x_offset + n * xs.n + (first_c + c) * xs.c,
-               (m * c_per_group + c) * taps + t,
-               y_offset + n * ys.n + m * ys.c);
-          }
-        }
-      }
-    }
-  }
-}
-
-// The reference sums in double whatever T, in a buffer of its own: it is no fast kernel.
-template <typename T, typename Fn>
-void accumulate_reference(KernelContext& op, Fn&& terms) {
-  std::vector<double> sums(static_cast<size_t>(num_elements(op.output_shape(0))), 0.0);
-  terms(sums);
-  T* out = op.output<T>(0);
-  for (size_t i = 0; i < sums.size(); ++i) {
-    out[i] = static_cast<T>(sums[i]);
-  }
-}
-
-template <typename T>
-void conv_reference(KernelContext& op) {
-  const Convolution conv = convolution_of(op);
-  const T* first = op.input<T>(0);
-  const T* second = op.input<T>(1);
-  const std::string& type = op.node().op_type;
-  accumulate_reference<T>(op, [&](std::vector<double>& sums) {
-    for_each_term(conv, [&](int64_t x, int64_t w, int64_t y) {
-      const int64_t out = type == "Conv" ? y : type == "ConvInputGrad" ? x : w;
-      const int64_t a = type == "ConvInputGrad" ? y : x;
-      const int64_t b = type == "ConvWeightGrad" ? y : w;
-      sums[static_cast<size_t>(out)] +=
-          static_cast<double>(first[a]) * static_cast<double>(second[b]);
-    });
-    if (const T* bias = op.input<T>(2)) {
-      const ImageStrides ys = strides_of(conv.y_shape(), conv.window.channels_last);
-      for (size_t i = 0; i < sums.size(); ++i) {
-        sums[i] += static_cast<double>(bias[static_cast<int64_t>(i) / ys.c % conv.m]);
-      }
-    }
-  });
-}
-
-void reference(KernelContext& op) {
-  dispatch_floating(op.output_dtype(0), [&](auto tag) { conv_reference<decltype(tag)>(op); });
 }
 
 // ---- oneDNN ----------------------------------------------------------------------------------
@@ -324,7 +233,7 @@ Kernel cpu_factory(const OpContext& op, const DeviceSpec& spec) {
     return conv_f64;
   }
   if (!runs_on_onednn(op)) {
-    return reference;
+    return convolution_reference;
   }
   if (winograd_applies(op)) {
     return winograd_convolution;
@@ -580,7 +489,7 @@ OpDef side(const char* name,
   op.cost = cost;
   op.sharding = sharding;
   op.localize = localize;
-  op.reference_kernel = reference;
+  op.reference_kernel = convolution_reference;
   op.gradient = gradient;
   op.workspace = workspace;
   op.cpu_factory = cpu_factory;

@@ -55,4 +55,6 @@ struct ImageStrides {
 };
 ImageStrides strides_of(const Shape& shape, bool channels_last);
 
+void convolution_reference(KernelContext& op);
+
 }  // namespace trainrt
