@@ -8,6 +8,8 @@
 // Vocabulary-parallel: `axis` is a reduction factor. A shard holds rows [vocab_offset, ... + its
 // size) of `vocab_size`, takes indices outside of them for rows of zeros, and the partial results
 // add up.
+#include "ops/gather.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -181,16 +183,8 @@ void gather_grad_kernel(KernelContext& context) {
   });
 }
 
-void require_indices(const OpContext& op, int input) {
-  const DType dtype = op.input_dtype(input);
-  TRAINRT_REQUIRE(dtype == DType::kInt64 || dtype == DType::kInt32,
-                  kInvalidModel,
-                  "indices must be int32 or int64, got ",
-                  dtype_name(dtype));
-}
-
 TensorTypes gather_types(const OpContext& op) {
-  require_indices(op, 1);
+  require_index_dtype(op, 1);
   const int axis = op.axis(0);
   Shape shape = op.input_shape(0);
   const Shape& indices = op.input_shape(1);
@@ -259,22 +253,13 @@ void gather_gradient(GradientBuilder& g) {
   g.set_input_grad(0, g.op("GatherGrad", {g.input(1), g.output_grad(0)}, attributes));
 }
 
-OpExample example(std::string name, Shape data, Tensor indices, int64_t axis) {
-  OpExample gather;
-  gather.name = std::move(name);
-  gather.attributes = {{"axis", axis}};
-  gather.inputs = {{DType::kFloat32, std::move(data)}, {indices.dtype(), indices.shape()}};
-  gather.values = {{}, indices};
-  return gather;
-}
-
 std::vector<OpExample> gather_examples() {
-  return {example("embedding",
-                  {7, 24},
-                  Tensor::from<int64_t>({0, 6, 3, 3, -1, 2, 0, 0, 1, 5, -7, 4}, {6, 2}),
-                  0),
-          example("scalar index", {6, 4, 5}, Tensor::scalar<int64_t>(2), 1),
-          example("last axis", {6, 9}, Tensor::from<int32_t>({8, 0, -2, 8}, {4}), -1)};
+  return {gather_example("embedding",
+                         {7, 24},
+                         Tensor::from<int64_t>({0, 6, 3, 3, -1, 2, 0, 0, 1, 5, -7, 4}, {6, 2}),
+                         0),
+          gather_example("scalar index", {6, 4, 5}, Tensor::scalar<int64_t>(2), 1),
+          gather_example("last axis", {6, 9}, Tensor::from<int32_t>({8, 0, -2, 8}, {4}), -1)};
 }
 
 OpDef gather_op() {
@@ -306,7 +291,7 @@ OpDef gather_grad_op() {
   OpDef op;
   op.name = "GatherGrad";  // (indices, dy) -> d data
   op.infer_types = [](const OpContext& context) -> TensorTypes {
-    require_indices(context, 0);
+    require_index_dtype(context, 0);
     return {{context.input_dtype(1), context.attributes().get_ints("shape")}};
   };
   op.cost = [](const OpContext& context) { return memory_bound_cost(context); };

@@ -9,6 +9,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/gather.h"
 #include "ops/scatter_gradient.h"
 #include "ops/strided_copy.h"
 
@@ -184,11 +185,7 @@ void scatter_elements_kernel(KernelContext& context) {
 }
 
 void require_indices(const OpContext& op, int input) {
-  const DType dtype = op.input_dtype(input);
-  TRAINRT_REQUIRE(dtype == DType::kInt64 || dtype == DType::kInt32,
-                  kInvalidModel,
-                  "indices must be int32 or int64, got ",
-                  dtype_name(dtype));
+  require_index_dtype(op, input);
   TRAINRT_REQUIRE(op.input_shape(input).size() == op.input_shape(0).size(),
                   kInvalidModel,
                   "indices ",
@@ -216,21 +213,13 @@ ShardingRule sharding(const OpContext& op) {
   return rule;
 }
 
-OpExample example(std::string name, Shape data, Tensor indices, int64_t axis) {
-  OpExample gather;
-  gather.name = std::move(name);
-  gather.attributes = {{"axis", axis}};
-  gather.inputs = {{DType::kFloat32, std::move(data)}, {indices.dtype(), indices.shape()}};
-  gather.values = {{}, indices};
-  return gather;
-}
-
 std::vector<OpExample> gather_examples() {
-  return {example("columns",
-                  {6, 4},
-                  Tensor::from<int64_t>({0, 3, 1, 1, 2, -1, 0, 0, -4, 2, 3, 3}, {6, 2}),
-                  1),
-          example("rows", {3, 4}, Tensor::from<int32_t>({0, 2, 1, 1, 2, 2, 0, -3}, {2, 4}), 0)};
+  return {
+      gather_example("columns",
+                     {6, 4},
+                     Tensor::from<int64_t>({0, 3, 1, 1, 2, -1, 0, 0, -4, 2, 3, 3}, {6, 2}),
+                     1),
+      gather_example("rows", {3, 4}, Tensor::from<int32_t>({0, 2, 1, 1, 2, 2, 0, -3}, {2, 4}), 0)};
 }
 
 OpDef gather_elements_op() {
@@ -319,7 +308,7 @@ OpDef scatter_elements_op() {
   op.cheap = true;
   op.reference_kernel = scatter_elements_kernel;
   // Without a reduction ONNX leaves equal indices undefined: these are distinct.
-  OpExample write = example(
+  OpExample write = gather_example(
       "write", {6, 4}, Tensor::from<int64_t>({0, 3, 1, 0, 2, -1, 0, 1, -4, 2, 3, 1}, {6, 2}), 1);
   write.inputs.push_back({DType::kFloat32, {6, 2}});
   op.examples = {write};

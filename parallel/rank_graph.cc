@@ -15,6 +15,7 @@
 #include "graph/graph_builder.h"
 #include "graph/op_def.h"
 #include "graph/passes/pass.h"
+#include "parallel/passes/node_inserter.h"
 
 namespace trainrt {
 
@@ -201,16 +202,7 @@ class RankGraphBuilder {
     std::stable_sort(keep.begin(), keep.end(), [&](NodeId a, NodeId b) {
       return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
     });
-    std::vector<ValueId> map;
-    TrainingGraph& local = result_.local;
-    Graph cut = local.graph.subgraph(keep, &map, /*drop_unused=*/true);
-    const auto moved = [&](ValueId id) {
-      return id == kNoValue ? kNoValue : map[static_cast<size_t>(id)];
-    };
-    for (ValueId* id : {&local.loss_sum, &local.item_count, &local.grad_norm, &local.correct}) {
-      *id = moved(*id);
-    }
-    local.graph = std::move(cut);
+    keep_nodes(result_.local, keep, /*drop_unused=*/true);
     for (const NodeId id : keep) {
       reduces_.push_back(in_reduce_[static_cast<size_t>(id)]);
       stages_.push_back(phase_stage_[static_cast<size_t>(id)]);

@@ -1,6 +1,7 @@
 #include "parallel/passes/delay_weights.h"
 
 #include "graph/graph_builder.h"
+#include "parallel/passes/node_inserter.h"
 
 namespace trainrt {
 
@@ -49,11 +50,7 @@ TrainingGraph delay_weights(TrainingGraph whole) {
     }
     order.push_back(id);
   }
-  std::vector<ValueId> map;
-  whole.graph = graph.subgraph(order, &map);
-  for (ValueId* id : {&whole.loss_sum, &whole.item_count, &whole.grad_norm, &whole.correct}) {
-    *id = *id == kNoValue ? kNoValue : map[static_cast<size_t>(*id)];
-  }
+  keep_nodes(whole, order);
   return whole;
 }
 

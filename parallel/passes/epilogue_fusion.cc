@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "parallel/passes/node_inserter.h"
+
 namespace trainrt {
 
 namespace {
@@ -108,12 +110,7 @@ class EpilogueFusion {
     if (keep.size() == dropped_.size()) {
       return;
     }
-    std::vector<ValueId> map;
-    graph_ = graph_.subgraph(keep, &map);
-    TrainingGraph& local = rank_graph_.local;
-    for (ValueId* id : {&local.loss_sum, &local.item_count, &local.grad_norm, &local.correct}) {
-      *id = *id == kNoValue ? kNoValue : map[static_cast<size_t>(*id)];
-    }
+    keep_nodes(rank_graph_.local, keep);
     for (PhaseNodes& phase : rank_graph_.phases) {
       std::erase_if(phase.nodes,
                     [&](NodeId id) { return new_id[static_cast<size_t>(id)] == kNoNode; });

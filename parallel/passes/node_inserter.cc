@@ -42,13 +42,17 @@ TrainingGraph NodeInserter::finish() {
   std::stable_sort(keep.begin(), keep.end(), [&](NodeId a, NodeId b) {
     return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
   });
+  keep_nodes(result_, keep);
+  return std::move(result_);
+}
+
+void keep_nodes(TrainingGraph& training, const std::vector<NodeId>& keep, bool drop_unused) {
   std::vector<ValueId> map;
-  result_.graph = result_.graph.subgraph(keep, &map);
+  training.graph = training.graph.subgraph(keep, &map, drop_unused);
   for (ValueId* id :
-       {&result_.loss_sum, &result_.item_count, &result_.grad_norm, &result_.correct}) {
+       {&training.loss_sum, &training.item_count, &training.grad_norm, &training.correct}) {
     *id = *id == kNoValue ? kNoValue : map[static_cast<size_t>(*id)];
   }
-  return std::move(result_);
 }
 
 ValueId micro_batch_input(Graph& graph) {

@@ -50,6 +50,9 @@ class NodeInserter {
   std::vector<bool> dropped_;
 };
 
+// Graph::subgraph of a training graph, whose results get their new ids.
+void keep_nodes(TrainingGraph& training, const std::vector<NodeId>& keep, bool drop_unused = false);
+
 // The scalar input that numbers the rank's micro-batch (program.h), added when it is new.
 ValueId micro_batch_input(Graph& graph);
 

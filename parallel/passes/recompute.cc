@@ -12,6 +12,7 @@
 #include <set>
 
 #include "graph/op_def.h"
+#include "parallel/passes/node_inserter.h"
 
 namespace trainrt {
 
@@ -122,12 +123,7 @@ class Recomputer {
     std::stable_sort(keep.begin(), keep.end(), [&](NodeId a, NodeId b) {
       return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
     });
-    std::vector<ValueId> map;
-    result_.graph = result_.graph.subgraph(keep, &map);
-    for (ValueId* id :
-         {&result_.loss_sum, &result_.item_count, &result_.grad_norm, &result_.correct}) {
-      *id = *id == kNoValue ? kNoValue : map[static_cast<size_t>(*id)];
-    }
+    keep_nodes(result_, keep);
     return std::move(result_);
   }
 

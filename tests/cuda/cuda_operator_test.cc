@@ -1,8 +1,6 @@
 // Every operator's CUDA kernel, on the double, against its reference kernel on the CPU.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "graph/op_def.h"
 #include "runtime/load_cuda.h"
 #include "tests/cuda_double/cuda_double.h"
@@ -36,12 +34,7 @@ TEST_P(CudaOperatorTest, EqualsTheReferenceKernel) {
 INSTANTIATE_TEST_SUITE_P(Registry,
                          CudaOperatorTest,
                          ::testing::ValuesIn(op_names()),
-                         [](const ::testing::TestParamInfo<std::string>& param) {
-                           std::string name = param.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !isalnum(c); }, '_');
-                           return name;
-                         });
+                         [](const auto& row) { return test_name(row.param); });
 
 }  // namespace
 }  // namespace trainrt::testing

@@ -1,7 +1,6 @@
 // On a real GPU: every operator against its reference kernel, and whole runs against the CPU.
 #include <gmock/gmock.h>
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -88,12 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Registry,
                          GpuOperatorTest,
                          ::testing::ValuesIn(op_names()),
-                         [](const ::testing::TestParamInfo<std::string>& param) {
-                           std::string name = param.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !isalnum(c); }, '_');
-                           return name;
-                         });
+                         [](const auto& row) { return test_name(row.param); });
 
 }  // namespace
 }  // namespace trainrt::testing

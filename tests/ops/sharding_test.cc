@@ -153,12 +153,7 @@ TEST_P(ShardingTest, ShardsTogetherEqualTheWhole) {
 INSTANTIATE_TEST_SUITE_P(Registry,
                          ShardingTest,
                          ::testing::ValuesIn(op_names()),
-                         [](const ::testing::TestParamInfo<std::string>& param) {
-                           std::string name = param.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !isalnum(c); }, '_');
-                           return name;
-                         });
+                         [](const auto& row) { return test_name(row.param); });
 
 }  // namespace
 }  // namespace trainrt::testing

@@ -1,6 +1,7 @@
 #include "tests/support/op_example.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -50,6 +51,13 @@ void poison(std::byte* data, int64_t bytes) {
 }
 
 }  // namespace
+
+std::string test_name(const std::string& op) {
+  std::string name = op;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return name;
+}
 
 NodeCase make_case(const OpDef& op, const OpExample& example, DType floats) {
   std::mt19937_64 generator(hash_name(op.name + "/" + example.name));

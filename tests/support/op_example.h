@@ -18,6 +18,9 @@ struct RunOptions {
   const Inplace* alias = nullptr;  // this output is the input's memory
 };
 
+// An operator's name as part of a test's: letters, digits and underscores.
+std::string test_name(const std::string& op);
+
 // Types, attributes and contents of one node without a graph around it.
 struct NodeCase {
   Node node;
