@@ -197,12 +197,12 @@ class DeviceProfiler {
   Communicator* world_;
 };
 
-MachineProfile mean(const std::vector<MachineProfile>& parts) {
+MachineProfile mean(std::vector<MachineProfile> parts) {
   MachineProfile sum = parts.at(0);
   const auto average = [&](auto&& field) {
     double total = 0;
-    for (const MachineProfile& part : parts) {
-      total += field(const_cast<MachineProfile&>(part));
+    for (MachineProfile& part : parts) {
+      total += field(part);
     }
     field(sum) = total / static_cast<double>(parts.size());
   };
