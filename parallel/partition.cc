@@ -380,12 +380,10 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
                       largest_,
                       " and of ",
                       key.size,
-                      " samples are cut differently over ",
-                      plan_.tensor_parallel,
-                      " tensor ranks, so data ranks that have one and the other cannot communicate "
-                      "within a micro-batch, which --zero ",
+                      " samples communicate in different orders, so data ranks that have one and "
+                      "the other cannot do so within a micro-batch, which --zero ",
                       plan_.zero_stage,
-                      " does; use a micro-batch size that divides the batch, or --zero 1");
+                      " asks for; use a micro-batch size that divides the batch, or --zero 1");
     }
     program.micro_batches.push_back(
         {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard});
