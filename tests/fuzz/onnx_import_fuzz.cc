@@ -120,7 +120,7 @@ class Mutator {
                                            INT64_MIN};
     switch (below(3)) {
       case 0:
-        return old + static_cast<int64_t>(below(5)) - 2;
+        return static_cast<int64_t>(static_cast<uint64_t>(old) + below(5) - 2);
       case 1:
         return kInteresting[below(std::size(kInteresting))];
       default:
