@@ -250,7 +250,17 @@ std::unique_ptr<Rendezvous> Rendezvous::join(const RankPlace& place, millisecond
     impl->place.port = impl->hub->port();
   }
   impl->where = concat(place.host, ":", impl->place.port);
-  while (const std::optional<std::string> why = impl->try_to_join(end)) {
+  const auto try_to_join = [&] {
+    try {
+      return impl->try_to_join(end);
+    } catch (const Error&) {
+      if (impl->hub) {
+        impl->hub->wait_until_told();
+      }
+      throw;
+    }
+  };
+  while (const std::optional<std::string> why = try_to_join()) {
     TRAINRT_REQUIRE(SteadyClock::now() + kRetry < end,
                     kCommunication,
                     "rank ",

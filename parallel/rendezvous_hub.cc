@@ -76,7 +76,9 @@ struct RendezvousHub::Impl {
   std::atomic<bool> stopping = false;
   std::mutex mutex;
   std::condition_variable changed;
-  size_t present = 0;  // ranks connected, but for rank 0
+  size_t present = 0;           // ranks connected, but for rank 0
+  int num_callers = 0;          // processes that said they are of this job
+  bool awaits_callers = false;  // a rank died before all had come: who comes is still to be told
   std::thread thread;
 
   void run();
@@ -207,9 +209,17 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
   }
   if (generation > place.generation) {
     refuse(true, concat("rank 0 there is still of generation ", place.generation));
+    const std::lock_guard lock(mutex);
+    awaits_callers = false;  // they are to call at the new rank 0
+    changed.notify_all();
     fail({rank, ErrorCode::kCommunication, concat("generation ", generation, " of the job began")});
     return;
   }
+  {
+    const std::lock_guard lock(mutex);
+    ++num_callers;
+  }
+  changed.notify_all();
   if (failure) {
     // Of a job that never began everybody is told why; one that ran is over, and this process may
     // be part of its next start.
@@ -247,11 +257,11 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
   peer.host = hello.at("host_id");
   peer.heard = peer.since = SteadyClock::now();
   count_present();
+  // Before any rank goes on, and may die, this one knows that it was let in.
+  send(peer, {{"type", "noted"}});
   if (arrived().size() == static_cast<size_t>(place.world_size)) {
     complete = true;
     welcome_all();
-  } else {
-    send(peer, {{"type", "noted"}});
   }
 }
 
@@ -334,6 +344,10 @@ Failure RendezvousHub::Impl::verdict(int suspect, const std::string& complaint) 
 void RendezvousHub::Impl::lost(const Peer& peer, const std::string& why) {
   if (peer.rank < 0 || peer.left) {
     return;
+  }
+  if (!complete && !failure) {
+    const std::lock_guard lock(mutex);
+    awaits_callers = true;
   }
   fail({peer.rank,
         ErrorCode::kCommunication,
@@ -493,6 +507,13 @@ RendezvousHub::~RendezvousHub() {
 
 int RendezvousHub::port() const {
   return impl_->listener.local_port();
+}
+
+void RendezvousHub::wait_until_told() {
+  std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait_until(lock, impl_->start + impl_->deadline, [&] {
+    return !impl_->awaits_callers || impl_->num_callers >= impl_->place.world_size;
+  });
 }
 
 void RendezvousHub::wait_until_left(milliseconds timeout) {

@@ -131,6 +131,31 @@ TEST(RendezvousTest, TheEndOfARankZeroThatLetOneInIsNoticedAtOnce) {
   rank_zero.join();
 }
 
+TEST(RendezvousTest, WhoComesAfterADeathIsToldOfIt) {
+  std::vector<RankPlace> all = places(3);
+  Outcome first;
+  std::thread rank_zero(
+      [&] { first = meet({all[0]}, std::chrono::hours(1), [](Rendezvous&) {})[0]; });
+  std::string why;
+  std::optional<Socket> one = Socket::connected("127.0.0.1", all[1].port, kPatient, why);
+  ASSERT_TRUE(one.has_value()) << why;
+  ASSERT_TRUE(one->send_message(R"({"type": "hello", "rank": 1, "world_size": 3, "job": "",
+      "generation": 0, "version": "1.0", "host": "a", "host_id": "a", "pid": 17})",
+                                kPatient));
+  MessageReader reader;
+  std::optional<std::string> answer;
+  while (!(answer = reader.next())) {
+    ASSERT_EQ(reader.read(*one, why), MessageReader::Status::kOpen) << why;
+  }
+  EXPECT_THAT(*answer, HasSubstr("noted"));
+  one.reset();
+  const auto last = meet({all[2]}, std::chrono::hours(1), [](Rendezvous&) {});
+  rank_zero.join();
+  for (const Outcome& outcome : {first, last[0]}) {
+    EXPECT_THAT(outcome.message, HasSubstr("rank 1 (process 17 on a) died"));
+  }
+}
+
 TEST(RendezvousTest, AnUnknownHostIsNamed) {
   RankPlace place;
   place.rank = 1;
