@@ -129,7 +129,8 @@ OpDef arg_op(const char* name) {
   return op;
 }
 
-// k is small: insertion costs O(n k) at worst and one comparison per element as a rule.
+// One element after the other: each is the best of those that come after the previous one. k is
+// small, and nothing need be kept of a line when nobody asks for positions.
 void top_k_kernel(KernelContext& context) {
   const Lines lines(context.input_shape(0), axis_of(context, -1));
   const int64_t k = context.attributes().get_int("k");
@@ -149,19 +150,18 @@ void top_k_kernel(KernelContext& context) {
           const bool second = largest ? greater(v, u) : greater(u, v);
           return first || (!second && a < b);
         };
-        // The k best so far, kept in order in the output itself.
-        for (int64_t i = 0, size = 0; i < lines.n; ++i) {
-          if (size == k && !before(i, positions[to + (k - 1) * lines.inner])) {
-            continue;
+        for (int64_t j = 0, previous = -1; j < k; ++j) {
+          int64_t best = -1;
+          for (int64_t i = 0; i < lines.n; ++i) {
+            if ((previous < 0 || before(previous, i)) && (best < 0 || before(i, best))) {
+              best = i;
+            }
           }
-          int64_t slot = size == k ? k - 1 : size++;
-          for (; slot > 0 && before(i, positions[to + (slot - 1) * lines.inner]); --slot) {
-            positions[to + slot * lines.inner] = positions[to + (slot - 1) * lines.inner];
+          values[to + j * lines.inner] = from[best * lines.inner];
+          if (positions != nullptr) {
+            positions[to + j * lines.inner] = best;
           }
-          positions[to + slot * lines.inner] = i;
-        }
-        for (int64_t j = 0; values != nullptr && j < k; ++j) {
-          values[to + j * lines.inner] = from[positions[to + j * lines.inner] * lines.inner];
+          previous = best;
         }
       }
     });
@@ -185,7 +185,7 @@ void top_k_gradient(GradientBuilder& g) {
   }
   g.set_input_grad(0,
                    g.op("ScatterElements",
-                        {g.zeros_like(g.input(0)), g.output(1), g.output_grad(0)},
+                        {g.zeros_like(g.input(0)), g.saved_output(1), g.output_grad(0)},
                         {{"axis", g.attributes().get_int("axis", -1)}}));
 }
 

@@ -196,7 +196,10 @@ Attributes localize(const OpContext& op, const FactorShard& shard) {
 // Mean and inv_std are outputs for the gradient's sake alone; no ONNX operator exposes them, but
 // their derivatives (as in LayerNormalization) keep the rule complete.
 ValueId through_statistics(GradientBuilder& g) {
-  const Shape x = g.input_shape(0), statistics = g.output_shape(1);
+  if (g.output_grad(1) == kNoValue && g.output_grad(2) == kNoValue) {
+    return kNoValue;
+  }
+  const Shape x = g.input_shape(0), statistics = g.shape(g.saved_output(1));
   const Shape rows = {statistics[0], statistics[1], num_elements(x) / num_elements(statistics)};
   const Shape column = {statistics[0], statistics[1], 1};
   const double n = static_cast<double>(rows[2]);
@@ -212,7 +215,7 @@ ValueId through_statistics(GradientBuilder& g) {
     const ValueId term = g.mul(centered, g.reshape(factor, column));
     dx = dx == kNoValue ? term : g.add(dx, term);
   }
-  return dx == kNoValue ? dx : g.reshape(dx, x);
+  return g.reshape(dx, x);
 }
 
 void gradient(GradientBuilder& g) {

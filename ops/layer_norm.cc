@@ -439,8 +439,11 @@ ValueId through_statistics(GradientBuilder& g, bool centered) {
   const ValueId x = g.input(0);
   const ValueId dmean = centered ? g.output_grad(1) : kNoValue;
   const ValueId dinv = g.output_grad(centered ? 2 : 1);
+  if (dmean == kNoValue && dinv == kNoValue) {
+    return kNoValue;
+  }
   const double n = static_cast<double>(num_elements(g.input_shape(0))) /
-                   static_cast<double>(num_elements(g.output_shape(1)));
+                   static_cast<double>(num_elements(g.shape(g.saved_output(1))));
   ValueId dx = kNoValue;
   if (dmean != kNoValue) {
     dx = g.expand(g.mul(dmean, 1 / n), g.shape(x));

@@ -36,9 +36,13 @@ void kernel(KernelContext& k) {
         } else {
           T second = states[1][i];
           x_new[i] = rule(x[i], g[i], first, second);
-          new_states[1][i] = second;
+          if (new_states[1] != nullptr) {
+            new_states[1][i] = second;
+          }
         }
-        new_states[0][i] = first;
+        if (new_states[0] != nullptr) {  // absent in a model that keeps no moment
+          new_states[0][i] = first;
+        }
       }
     });
   });

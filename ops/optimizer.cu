@@ -191,9 +191,13 @@ struct OnnxUpdate {
       } else {
         T b = self.second[i];
         self.x_new[i] = rule(self.x[i], self.g[i], a, b);
-        self.second_new[i] = b;
+        if (self.second_new != nullptr) {
+          self.second_new[i] = b;
+        }
       }
-      self.first_new[i] = a;
+      if (self.first_new != nullptr) {
+        self.first_new[i] = a;
+      }
     });
   }
 };

@@ -340,12 +340,10 @@ struct TopElements {
           });
       previous = best.position;
       if (team.leads()) {
-        positions[to + j * lines.inner] = previous;
-        if (values != nullptr) {
-          S::store(values,
-                   dtype,
-                   to + j * lines.inner,
-                   S::load(in, dtype, base + previous * lines.inner));
+        S::store(
+            values, dtype, to + j * lines.inner, S::load(in, dtype, base + previous * lines.inner));
+        if (positions != nullptr) {
+          positions[to + j * lines.inner] = previous;
         }
       }
     }

@@ -108,10 +108,12 @@ Graph eliminate_dead_code(const Graph& graph) {
   }
   Graph trimmed = graph;
   for (const NodeId id : live) {
-    Node& node = trimmed.node(id);
-    for (ValueId& output : node.outputs) {
-      if (node.outputs.size() > 1 && output != kNoValue && !read[static_cast<size_t>(output)]) {
-        output = kNoValue;
+    // The first output stays: kernels write it whatever becomes of the others, and take its type
+    // for the node's.
+    std::vector<ValueId>& outputs = trimmed.node(id).outputs;
+    for (size_t i = 1; i < outputs.size(); ++i) {
+      if (outputs[i] != kNoValue && !read[static_cast<size_t>(outputs[i])]) {
+        outputs[i] = kNoValue;
       }
     }
   }

@@ -3,7 +3,11 @@
 
 #include <algorithm>
 
+#include "graph/autodiff.h"
+#include "graph/evaluator.h"
+#include "graph/graph_builder.h"
 #include "graph/op_def.h"
+#include "graph/passes/pass.h"
 #include "tests/support/gradient_check.h"
 #include "tests/support/op_example.h"
 #include "tests/support/tolerance.h"
@@ -194,6 +198,98 @@ TEST_P(OperatorTest, SixteenBitFloatsFollowFloat32) {
                                  expected[i],
                                  is_floating(expected[i].dtype()) ? kernel_tolerance(dtype) : 0))
             << dtype_name(dtype) << ", output " << i;
+      }
+    }
+  }
+}
+
+// Sets of outputs to leave out: any one, and all but any one. The first is always there, and an
+// update in place is read by whoever owns the memory.
+std::vector<std::vector<size_t>> droppable_outputs(const OpDef& op, size_t num_outputs) {
+  std::vector<size_t> free;
+  for (size_t i = 1; i < num_outputs; ++i) {
+    if (std::none_of(op.inplace.begin(), op.inplace.end(), [&](const Inplace& alias) {
+          return alias.always && alias.output == static_cast<int>(i);
+        })) {
+      free.push_back(i);
+    }
+  }
+  std::vector<std::vector<size_t>> sets = {free};
+  for (const size_t chosen : free) {
+    sets.push_back({chosen});
+    std::vector<size_t> others = free;
+    std::erase(others, chosen);
+    sets.push_back(others);
+  }
+  return sets;
+}
+
+TEST_P(OperatorTest, OutputsThatNobodyReadsMayBeAbsent) {
+  for (const OpExample& example : op().examples) {
+    SCOPED_TRACE("example '" + example.name + "'");
+    const NodeCase whole = make_case(op(), example);
+    const std::vector<Tensor> expected = run_case(whole);
+    for (const std::vector<size_t>& dropped : droppable_outputs(op(), expected.size())) {
+      NodeCase part = whole;
+      for (const size_t i : dropped) {
+        part.drop_output(i);
+      }
+      for (const bool reference : {true, false}) {
+        const std::vector<Tensor> actual = run_case(part, {.reference = reference});
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(!part.has_output(i) ||
+                      tensors_near(actual[i], expected[i], kernel_tolerance(expected[i].dtype())))
+              << "output " << i << " without " << dropped.size() << " others";
+        }
+      }
+    }
+  }
+}
+
+// Gradients of the sum of one output with respect to the named inputs; undefined where none flows.
+std::vector<Tensor> gradients_of(Graph graph,
+                                 ValueId output,
+                                 const std::vector<std::string>& inputs,
+                                 const std::map<std::string, Tensor>& feeds) {
+  std::vector<ValueId> wanted, fetches;
+  for (const std::string& name : inputs) {
+    wanted.push_back(graph.find_value(name).value());
+  }
+  const ValueId ones = GraphBuilder(graph).fill(1, graph.value(output).type);
+  const std::vector<ValueId> grads = differentiate(graph, {output}, {ones}, wanted);
+  std::copy_if(grads.begin(), grads.end(), std::back_inserter(fetches), [](ValueId id) {
+    return id != kNoValue;
+  });
+  const std::vector<Tensor> found = evaluate(graph, feeds, fetches);
+  std::vector<Tensor> results;
+  for (size_t i = 0, next = 0; i < grads.size(); ++i) {
+    results.push_back(grads[i] == kNoValue ? Tensor() : found[next++]);
+  }
+  return results;
+}
+
+TEST_P(OperatorTest, GradientOfOneOutputNeedsNoOtherOutput) {
+  for (const OpExample& example : op().examples) {
+    SCOPED_TRACE("example '" + example.name + "'");
+    const GraphCase whole = make_graph(make_case(op(), example, DType::kFloat64), example);
+    const std::vector<ValueId> outputs = whole.graph.node(whole.node).outputs;
+    std::vector<std::string> inputs;
+    for (const ValueId input : whole.checked) {
+      inputs.push_back(whole.graph.value(input).name);
+    }
+    for (size_t i = 0; op().gradient && !inputs.empty() && i < outputs.size(); ++i) {
+      if (whole.graph.value(outputs[i]).type.dtype != DType::kFloat64) {
+        continue;
+      }
+      Graph read = whole.graph;
+      read.outputs() = {outputs[i]};
+      const Graph part = eliminate_dead_code(read);
+      const auto expected = gradients_of(read, outputs[i], inputs, whole.feeds);
+      const auto actual = gradients_of(part, part.outputs()[0], inputs, whole.feeds);
+      for (size_t k = 0; k < inputs.size(); ++k) {
+        ASSERT_EQ(actual[k].defined(), expected[k].defined());
+        EXPECT_TRUE(!expected[k].defined() || tensors_near(actual[k], expected[k], 1e-12))
+            << "output " << i << ", input " << k;
       }
     }
   }

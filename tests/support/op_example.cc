@@ -107,8 +107,12 @@ std::vector<Tensor> run_case(const NodeCase& test_case, const RunOptions& option
     inputs.push_back(input.defined() ? input.clone() : input);
   }
   std::vector<Tensor> outputs;
-  for (const TensorType& type : test_case.output_types) {
-    outputs.emplace_back(type.dtype, type.shape);
+  for (size_t i = 0; i < test_case.output_types.size(); ++i) {
+    if (!test_case.has_output(i)) {
+      outputs.emplace_back();
+      continue;
+    }
+    outputs.emplace_back(test_case.output_types[i].dtype, test_case.output_types[i].shape);
     poison(outputs.back().raw(), outputs.back().bytes());
   }
   const auto alias = [&](const Inplace& inplace) {
@@ -131,7 +135,9 @@ std::vector<Tensor> run_case(const NodeCase& test_case, const RunOptions& option
         test_case.present[i] ? TensorRef{inputs[i].raw(), &test_case.input_types[i]} : TensorRef{});
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    output_refs.push_back({outputs[i].raw(), &test_case.output_types[i]});
+    output_refs.push_back(test_case.has_output(i)
+                              ? TensorRef{outputs[i].raw(), &test_case.output_types[i]}
+                              : TensorRef{});
   }
   const OpContext context = test_case.context();
   const int64_t workspace_size = workspace_bytes(context, device.spec());

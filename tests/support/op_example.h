@@ -29,6 +29,9 @@ struct NodeCase {
   std::vector<Tensor> inputs;  // undefined where absent
   TensorTypes output_types;
 
+  // Dead code elimination takes away what nobody reads of a node with several outputs.
+  void drop_output(size_t i) { node.outputs[i] = kNoValue; }
+  bool has_output(size_t i) const { return node.outputs[i] != kNoValue; }
   OpContext context() const { return {node, input_types, present, output_types}; }
 };
 
@@ -37,7 +40,7 @@ struct NodeCase {
 NodeCase make_case(const OpDef& op, const OpExample& example, DType floats = DType::kFloat32);
 
 // Outputs of the node. Outputs and workspace start out as garbage, so that nothing may rely on
-// zeros.
+// zeros. A dropped output is undefined.
 std::vector<Tensor> run_case(const NodeCase& test_case, const RunOptions& options = {});
 
 // The case as a graph: inputs that may be differentiated are parameters (feeds has their contents),
