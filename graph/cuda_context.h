@@ -6,6 +6,9 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
+#include <string>
+
+#include "graph/algorithm_cache.h"
 #include "graph/kernel.h"
 
 namespace trainrt {
@@ -17,6 +20,8 @@ class CudaContext : public DeviceContext {
   virtual cudnnHandle_t cudnn() = 0;       // made at the first call; launches on cuda_stream()
   virtual bool deterministic() const = 0;  // only algorithms that give equal bits every time
   virtual bool tf32() const = 0;           // float32 products may round their operands to TF32
+  virtual const std::string& device_name() const = 0;
+  virtual AlgorithmCache& algorithms() = 0;
 };
 
 // Every device whose spec says Backend::kCuda is one.

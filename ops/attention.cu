@@ -498,36 +498,31 @@ void backward(KernelContext& context,
       launch(context, mask_size, mask_grad_of(p, chunk, grads, mask_sums));
     }
     for (int64_t r = 0; r < p.group(); ++r) {
+      // The heads of a group add to one dk and dv.
       const std::string adds = r > 0 ? "+" : "";
+      const auto multiply =
+          [&](const std::string& name, const auto& a, const auto& b, const auto& y, double scale) {
+            products.run(context, name, n, a, b, y, scale, room);
+          };
       if (T* dq = context.output<T>(0)) {
-        products.run(context,
-                     "dq",
-                     n,
-                     views.scores(score_grads, r, false),
-                     views.keys(k, p.k, p.d, false),
-                     views.to_queries(dq, p.q, r),
-                     p.scale,
-                     room);
+        multiply("dq",
+                 views.scores(score_grads, r, false),
+                 views.keys(k, p.k, p.d, false),
+                 views.to_queries(dq, p.q, r),
+                 p.scale);
       }
       if (T* dk = context.output<T>(1)) {
-        products.run(context,
-                     "dk" + adds,
-                     n,
-                     views.scores(score_grads, r, true),
-                     views.queries(q, p.q, p.d, r),
-                     views.to_keys(dk, p.k, r),
-                     p.scale,
-                     room);
+        const auto queries = views.queries(q, p.q, p.d, r);
+        multiply("dk" + adds,
+                 views.scores(score_grads, r, true),
+                 queries,
+                 views.to_keys(dk, p.k, r),
+                 p.scale);
       }
       if (T* dv = context.output<T>(2)) {
-        products.run(context,
-                     "dv" + adds,
-                     n,
-                     views.scores(dropped, r, true),
-                     views.queries(dy, p.y, p.e, r),
-                     views.to_keys(dv, p.v, r),
-                     1,
-                     room);
+        const auto dy_rows = views.queries(dy, p.y, p.e, r);
+        multiply(
+            "dv" + adds, views.scores(dropped, r, true), dy_rows, views.to_keys(dv, p.v, r), 1);
       }
     }
   });

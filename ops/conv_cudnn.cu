@@ -1,10 +1,16 @@
 // See ops/conv_cudnn.cuh.
+//
+// The engines that cuDNN's heuristics propose, in their order, are tried out at the first run, and
+// the fastest is noted in the device's AlgorithmCache. Where equal bits are wanted in every run the
+// first is taken: what is measured differs between runs.
 #include <cudnn.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "graph/base/cuda_check.h"
 #include "graph/base/log.h"
+#include "graph/cuda_handle.h"
 #include "ops/conv_cudnn.cuh"
 #include "ops/convolution.h"
 #include "ops/strided_copy.cuh"
@@ -14,6 +20,8 @@ namespace trainrt::cudnn {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // what the memory plan aligns tensors to
+constexpr size_t kMostCandidates = 6;
+constexpr int kMeasuredRuns = 3;
 enum Uid : int64_t { kX = 1, kW = 2, kY = 3 };
 
 cudnnDataType_t data_type(DType dtype) {
@@ -255,8 +263,13 @@ struct ConvolutionPlan::Impl {
     return graph;
   }
 
-  void ask(CudaContext& context, int64_t room) {
-    asked = true;
+  struct Candidate {
+    std::string name;  // mode and place of the proposal
+    std::unique_ptr<Descriptor> plan;
+  };
+
+  std::vector<Candidate> candidates(CudaContext& context, int64_t room) const {
+    std::vector<Candidate> found;
     const Descriptor graph = operation_graph(context);
     for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
       Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -284,23 +297,100 @@ struct ConvolutionPlan::Impl {
                                                     &count,
                                                     handles.data()));
       }
-      for (int64_t i = 0; i < count; ++i) {
+      for (int64_t i = 0; i < count && found.size() < kMostCandidates; ++i) {
         const Descriptor& config = configs[static_cast<size_t>(i)];
-        if (allowed(config, context)) {
-          plan = try_plan(context, config, room);
-        }
-        if (plan != nullptr) {
-          return;
+        std::unique_ptr<Descriptor> made =
+            allowed(config, context) ? try_plan(context, config, room) : nullptr;
+        if (made != nullptr) {
+          found.push_back({concat(mode == CUDNN_HEUR_MODE_A ? "A" : "F", i), std::move(made)});
         }
       }
+      if (!found.empty()) {
+        break;
+      }
     }
-    log_warning("node '",
-                node_name,
-                "' (",
-                op_type,
-                "): cuDNN has no engine for it within ",
-                room,
-                " bytes of workspace; a slower kernel runs");
+    return found;
+  }
+
+  // All that the choice depends on.
+  std::string key(const CudaContext& context, int64_t room) const {
+    return concat(context.device_name(),
+                  "|cuDNN ",
+                  cudnnGetVersion(),
+                  "|",
+                  op_type,
+                  " ",
+                  dtype_name(dtype),
+                  " x",
+                  shape_string(x.dims),
+                  shape_string(x.strides),
+                  " w",
+                  shape_string(w.dims),
+                  " y",
+                  shape_string(y.dims),
+                  " strides",
+                  shape_string(strides),
+                  " dilations",
+                  shape_string(dilations),
+                  " pads",
+                  shape_string(pads),
+                  context.tf32() ? " tf32 " : " ",
+                  room);
+  }
+
+  static void execute(CudaContext& context, const Descriptor& plan, const Descriptor& pack) {
+    TRAINRT_CUDA_CHECK(cudnnBackendExecute(context.cudnn(), plan.get(), pack.get()));
+  }
+
+  static float milliseconds(CudaContext& context, const Descriptor& plan, const Descriptor& pack) {
+    cuda::Event begin, end;
+    TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(begin.put(), cudaEventDefault));
+    TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(end.put(), cudaEventDefault));
+    execute(context, plan, pack);  // once for what the first run makes ready
+    TRAINRT_CUDA_CHECK(cudaEventRecord(begin.get(), context.cuda_stream()));
+    for (int i = 0; i < kMeasuredRuns; ++i) {
+      execute(context, plan, pack);
+    }
+    TRAINRT_CUDA_CHECK(cudaEventRecord(end.get(), context.cuda_stream()));
+    TRAINRT_CUDA_CHECK(cudaEventSynchronize(end.get()));
+    float elapsed = 0;
+    TRAINRT_CUDA_CHECK(cudaEventElapsedTime(&elapsed, begin.get(), end.get()));
+    return elapsed;
+  }
+
+  // `pack` says where the tensors lie; the result may be written any number of times.
+  void choose(CudaContext& context, int64_t room, const Descriptor& pack) {
+    std::vector<Candidate> all = candidates(context, room);
+    asked = true;
+    if (all.empty()) {
+      log_warning("node '",
+                  node_name,
+                  "' (",
+                  op_type,
+                  "): cuDNN has no engine for it within ",
+                  room,
+                  " bytes of workspace; a slower kernel runs");
+      return;
+    }
+    size_t best = 0;
+    if (all.size() > 1 && !context.deterministic()) {
+      const std::string problem = key(context, room);
+      const std::optional<std::string> known = context.algorithms().find(problem);
+      const auto at = std::find_if(all.begin(), all.end(), [&](const Candidate& candidate) {
+        return candidate.name == known;
+      });
+      if (at != all.end()) {
+        best = static_cast<size_t>(at - all.begin());
+      } else {
+        std::vector<float> times;
+        for (const Candidate& candidate : all) {
+          times.push_back(milliseconds(context, *candidate.plan, pack));
+        }
+        best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
+        context.algorithms().keep(problem, all[best].name);
+      }
+    }
+    plan = std::move(all[best].plan);
   }
 };
 
@@ -324,10 +414,7 @@ bool ConvolutionPlan::run(KernelContext& context) {
   std::byte* room = context.workspace().data();
   const int64_t room_bytes = static_cast<int64_t>(context.workspace().size()) - p.copy_bytes;
   TRAINRT_CHECK(room_bytes >= 0, p.node_name, ": the weight's copy needs ", p.copy_bytes);
-  if (!p.asked) {
-    p.ask(cuda, room_bytes);
-  }
-  if (p.plan == nullptr) {
+  if (p.asked && p.plan == nullptr) {
     return false;
   }
   const bool copies = p.copy_bytes > 0, weight_grad = p.op_type == "ConvWeightGrad";
@@ -348,7 +435,13 @@ bool ConvolutionPlan::run(KernelContext& context) {
            CUDNN_TYPE_VOID_PTR,
            std::vector<void*>{room + p.copy_bytes});
   pack.finalize();
-  TRAINRT_CUDA_CHECK(cudnnBackendExecute(cuda.cudnn(), p.plan->get(), pack.get()));
+  if (!p.asked) {
+    p.choose(cuda, room_bytes, pack);
+  }
+  if (p.plan == nullptr) {
+    return false;
+  }
+  Impl::execute(cuda, *p.plan, pack);
   if (copies && weight_grad) {
     copy_views(context, p.dtype, p.w.dims, {own_w, p.own_w.strides}, {w, p.w.strides});
   }

@@ -1,5 +1,6 @@
-// Convolutions by cuDNN's graph API: a graph of one operation, run by the first engine that its
-// heuristics propose and that keeps to the rules of the run (workspace, determinism, precision).
+// Convolutions by cuDNN's graph API: a graph of one operation, run by the fastest of the engines
+// that its heuristics propose and that keep to the rules of the run (workspace, determinism,
+// precision).
 #pragma once
 
 #include <memory>

@@ -111,7 +111,7 @@ struct Matmul::Impl {
   Layout a, b, y;
   Description description;
   cublasLtMatmulAlgo_t algorithm{};
-  bool chosen = false;
+  bool chosen = false, refused = false;
 
   explicit Impl(const Problem& problem) : p(problem) {
     make_layout(a, p, p.a, p.a_batch_stride);
@@ -130,8 +130,51 @@ struct Matmul::Impl {
     set(description.value, CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a));
   }
 
-  void choose(CudaContext& context) {
-    describe(context.tf32());
+  bool has_aux() const {
+    return p.epilogue == Epilogue::kGeluAux || p.epilogue == Epilogue::kGeluGrad;
+  }
+
+  uint32_t epilogue() const {
+    switch (p.epilogue) {
+      case Epilogue::kRelu:
+        return p.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+      case Epilogue::kGelu:
+        return p.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+      case Epilogue::kGeluAux:
+        return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+      case Epilogue::kGeluGrad:
+        return CUBLASLT_EPILOGUE_DGELU;
+      default:
+        return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    }
+  }
+
+  void set_pointers(const void* bias, void* aux) {
+    if (p.bias) {
+      set(description.value, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    }
+    if (has_aux()) {
+      set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    }
+  }
+
+  // Before an algorithm is asked for: it depends on how the addresses are aligned.
+  void describe_epilogue(const void* bias, void* aux) {
+    if (epilogue() != CUBLASLT_EPILOGUE_DEFAULT) {
+      set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue());
+    }
+    if (has_aux()) {
+      set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.y_stride);
+    }
+    set_pointers(bias, aux);
+  }
+
+  // False: there is no algorithm.
+  bool choose(CudaContext& context, const void* bias, void* aux) {
+    if (description.value == nullptr) {
+      describe(context.tf32());
+    }
+    describe_epilogue(bias, aux);
     Preference preference;
     TRAINRT_CUDA_CHECK(cublasLtMatmulPreferenceCreate(&preference.value));
     set(preference.value,
@@ -155,17 +198,26 @@ struct Matmul::Impl {
     }
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
-    TRAINRT_CUDA_CHECK(cublasLtMatmulAlgoGetHeuristic(context.cublas(),
-                                                      description.value,
-                                                      b.value,
-                                                      a.value,
-                                                      y.value,
-                                                      y.value,
-                                                      preference.value,
-                                                      1,
-                                                      &best,
-                                                      &found));
-    TRAINRT_REQUIRE(found > 0,
+    const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(context.cublas(),
+                                                                description.value,
+                                                                b.value,
+                                                                a.value,
+                                                                y.value,
+                                                                y.value,
+                                                                preference.value,
+                                                                1,
+                                                                &best,
+                                                                &found);
+    if (asked != CUBLAS_STATUS_NOT_SUPPORTED) {
+      TRAINRT_CUDA_CHECK(asked);
+    }
+    algorithm = best.algo;
+    chosen = asked == CUBLAS_STATUS_SUCCESS && found > 0;
+    return chosen;
+  }
+
+  void require_algorithm(bool there_is) const {
+    TRAINRT_REQUIRE(there_is,
                     kDevice,
                     "cuBLASLt has no algorithm for a product of ",
                     dtype_name(p.dtype),
@@ -180,8 +232,6 @@ struct Matmul::Impl {
                     "] within ",
                     p.workspace_bytes,
                     " bytes of workspace");
-    algorithm = best.algo;
-    chosen = true;
   }
 };
 
@@ -189,11 +239,25 @@ Matmul::Matmul(const Problem& problem) : impl_(std::make_unique<Impl>(problem)) 
 
 Matmul::~Matmul() = default;
 
-void Matmul::run(
-    CudaContext& context, const void* a, const void* b, void* y, std::span<std::byte> workspace) {
+bool Matmul::works(CudaContext& context, const void* bias, void* aux) {
+  Impl& m = *impl_;
+  m.refused = m.refused || (!m.chosen && !m.choose(context, bias, aux));
+  return !m.refused;
+}
+
+void Matmul::run(CudaContext& context,
+                 const void* a,
+                 const void* b,
+                 void* y,
+                 std::span<std::byte> workspace,
+                 const void* c,
+                 const void* bias,
+                 void* aux) {
   Impl& m = *impl_;
   if (!m.chosen) {
-    m.choose(context);
+    m.require_algorithm(m.choose(context, bias, aux));
+  } else {
+    m.set_pointers(bias, aux);
   }
   std::byte* aligned = workspace.data();
   if (!workspace.empty()) {
@@ -210,7 +274,7 @@ void Matmul::run(
                                     a,
                                     m.a.value,
                                     wide ? static_cast<const void*>(&m.p.beta) : &beta32,
-                                    y,
+                                    c == nullptr ? y : c,
                                     m.y.value,
                                     y,
                                     m.y.value,

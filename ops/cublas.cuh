@@ -20,8 +20,12 @@ struct Operand {
   bool transposed = false;        // stored as [columns, rows]
 };
 
-// y[m, n] = alpha a[m, k] . b[k, n] + beta y, `batch` times at the given distances (in elements; 0
-// reads the same matrix again).
+// What is done to a sum before it is stored. The forms with `aux` also store what Gelu is taken of,
+// or read it for the gradient; its rows lie as y's do.
+enum class Epilogue { kNone, kRelu, kGelu, kGeluAux, kGeluGrad };
+
+// y[m, n] = epilogue(alpha a[m, k] . b[k, n] + beta c + bias[n]), `batch` times at the given
+// distances (in elements; 0 reads the same matrix again). c lies as y does.
 struct Problem {
   DType dtype = DType::kFloat32;
   bool wide_y = false;  // y is float32 beside a and b of 16 bits
@@ -32,6 +36,8 @@ struct Problem {
   // What every address that a, b and y will ever have is a multiple of, in bytes.
   int64_t a_alignment = kArenaBytes, b_alignment = kArenaBytes, y_alignment = kArenaBytes;
   double alpha = 1, beta = 0;
+  bool bias = false;  // neither for float64
+  Epilogue epilogue = Epilogue::kNone;
   int64_t workspace_bytes = 0;
 };
 
@@ -43,8 +49,18 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
   // `workspace` holds problem.workspace_bytes plus kCublasAlignment, or may be empty.
-  void run(
-      CudaContext& context, const void* a, const void* b, void* y, std::span<std::byte> workspace);
+  // Without a `c` it is y.
+  void run(CudaContext& context,
+           const void* a,
+           const void* b,
+           void* y,
+           std::span<std::byte> workspace,
+           const void* c = nullptr,
+           const void* bias = nullptr,
+           void* aux = nullptr);
+  // Whether cuBLASLt can do it at all: asked before the first run, with addresses like the later
+  // ones. Without an answer yet it asks.
+  bool works(CudaContext& context, const void* bias, void* aux);
 
  private:
   struct Impl;

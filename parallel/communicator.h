@@ -20,6 +20,21 @@
 
 namespace trainrt {
 
+// An order of work of a device. On a CPU everything happens at once and there is no difference; on
+// a GPU each is a stream, and one waits for another only where it is told to. Messages may have
+// lanes of their own, past the named ones.
+enum class Lane : int { kCompute, kCommunication };
+
+// A message that a rank sends to `peer`, or receives from it.
+struct Message {
+  int peer = 0;
+  int tag = 0;
+  bool sends = false;
+  int64_t bytes = 0;    // at most
+  int stage = -1;       // virtual stage whose forward or backward this rank sends or needs it in
+  int most_on_way = 1;  // of this tag, for all that this rank knows
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -52,6 +67,13 @@ class Communicator {
   virtual void recv(void* data, int64_t bytes, int peer, int tag) = 0;
   virtual void barrier() = 0;
 
+  // Collective, before the first message: those that this rank will send and receive, in its order,
+  // which may be gone through again and again. For those (nccl) whose messages wait for each other
+  // unless they have lanes of their own.
+  virtual void expect_messages(const std::vector<Message>&) {}
+  // The lane that a message's work is put on.
+  virtual Lane lane_of(const Message&) const { return Lane::kCommunication; }
+
   // Collective: ranks of one color form a new group, ordered by key then rank.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
   // Publishes `reason` as this rank's failure: every rank waiting in or entering a call throws.
@@ -59,6 +81,14 @@ class Communicator {
   virtual void abort(const std::string& reason) noexcept = 0;
   // Throws when a rank's failure is known, for ranks that compute for long between two calls.
   virtual void throw_if_failed() const {}
+
+  // Why this rank can call no more, once it knows; "" until then. Any thread.
+  virtual std::string failure() const = 0;
+
+  // For calls that the same ranks make beside this communicator (nccl): this rank has begun
+  // `number` of them; who has begun fewer, as far as is known. Any thread.
+  virtual void note_calls(int64_t) {}
+  virtual std::vector<int> ranks_behind(int64_t) const { return {}; }
 };
 
 }  // namespace trainrt

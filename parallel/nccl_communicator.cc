@@ -1,23 +1,35 @@
+// One communicator of NCCL for collectives, and one of two ranks for each channel of messages: a
+// send that its peer has not received keeps its stream waiting, so messages that come in different
+// orders on the two sides, or go in different directions, need streams of their own.
+//
+// A tensor that is sent to the next or the previous stage stays where it is until it is received:
+// computation that would overwrite it waits. The receiver always comes to it where all messages
+// between two ranks share one channel, and each rank is one stage; in a ring of virtual stages, or
+// where messages overtake each other, all would wait for all. There they are copied before they are
+// sent, into as many buffers as can be on their way, so that nothing waits but their receiver.
 #include "parallel/nccl_communicator.h"
 
-#include <nccl.h>
-
-#include <condition_variable>
+#include <algorithm>
+#include <cstdlib>
 #include <deque>
-#include <mutex>
+#include <map>
+#include <numeric>
 #include <string>
-#include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "graph/base/cuda_check.h"
+#include "graph/cuda_handle.h"
+#include "parallel/message_lanes.h"
+#include "parallel/nccl_links.h"
 
 namespace trainrt {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::milliseconds kPoll{2};  // between two looks at a call that is under way
+// Thread blocks of a message: one that waits for its peer holds them.
+constexpr int kMessageBlocks = 4;
 
 ncclDataType_t data_type(DType dtype) {
   switch (dtype) {
@@ -51,57 +63,100 @@ ncclRedOp_t operation(ReductionKind kind) {
   return kind == ReductionKind::kMax ? ncclMax : kind == ReductionKind::kMin ? ncclMin : ncclSum;
 }
 
-class NcclCommunicator : public Communicator {
- public:
-  NcclCommunicator(
-      int rank, int world_size, int device, cudaStream_t stream, std::chrono::milliseconds deadline)
-      : rank_(rank),
-        world_size_(world_size),
-        device_(device),
-        stream_(stream),
-        deadline_(deadline) {}
+// How the messages of a tag go.
+struct Way {
+  int lane = 0;
+  int copies = 0;  // 0: sent from where the tensor is
+  int64_t bytes = 0;
+};
 
-  ~NcclCommunicator() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
+// The channels from one rank to another, among those of the sender.
+struct PlannedChannels {
+  int from = 0, to = 0;
+  std::map<int, Way> ways;  // of tags
+  int first = 0, count = 0;
+};
+
+PlannedChannels plan_channels(const std::vector<std::vector<Message>>& of_ranks, int from, int to) {
+  PlannedChannels planned;
+  planned.from = from;
+  planned.to = to;
+  const auto tags = [&](int rank, int peer, bool sends, std::map<int, Message>& by_tag) {
+    std::vector<int> found;
+    for (const Message& message : of_ranks[static_cast<size_t>(rank)]) {
+      if (message.peer == peer && message.sends == sends) {
+        found.push_back(message.tag);
+        Message& of_tag = by_tag.try_emplace(message.tag, message).first->second;
+        of_tag.bytes = std::max(of_tag.bytes, message.bytes);
+        of_tag.most_on_way = std::max(of_tag.most_on_way, message.most_on_way);
+      }
     }
-    changed_.notify_all();
-    if (watcher_.joinable()) {
-      watcher_.join();
-    }
-    static_cast<void>(cudaSetDevice(device_));
-    for (const Call& call : calls_) {
-      static_cast<void>(cudaEventDestroy(call.done));
-    }
-    for (const cudaEvent_t event : free_events_) {
-      static_cast<void>(cudaEventDestroy(event));
-    }
-    const std::lock_guard lock(mutex_);
-    if (comm_ != nullptr) {
-      // A failed communicator, and one whose ranks may have gone, is not waited for.
-      static_cast<void>(failure_.empty() ? ncclCommDestroy(comm_) : ncclCommAbort(comm_));
+    return found;
+  };
+  std::map<int, Message> sent, received;  // by tag
+  const std::vector<int> send_order = tags(from, to, true, sent);
+  const std::vector<int> receive_order = tags(to, from, false, received);
+  const std::map<int, int> lanes = share_lanes(send_order, receive_order);
+  for (const auto& [tag, lane] : lanes) {
+    planned.count = std::max(planned.count, lane + 1);
+  }
+  for (const auto& [tag, lane] : lanes) {
+    const Message &out = sent.at(tag), &in = received.at(tag);
+    const bool stays =
+        planned.count == 1 && std::abs(from - to) == 1 && out.stage == from && in.stage == to;
+    planned.ways[tag] = {lane, stays ? 0 : std::max(out.most_on_way, in.most_on_way), out.bytes};
+  }
+  return planned;
+}
+
+// Those of all senders, in the order in which all ranks make them.
+std::vector<PlannedChannels> plan_channels(const std::vector<std::vector<Message>>& of_ranks) {
+  const int num_ranks = static_cast<int>(of_ranks.size());
+  std::vector<PlannedChannels> planned;
+  for (int from = 0; from < num_ranks; ++from) {
+    int first = 0;
+    for (int to = 0; to < num_ranks; ++to) {
+      PlannedChannels channels = plan_channels(of_ranks, from, to);
+      if (from != to && channels.count > 0) {
+        channels.first = first;
+        first += channels.count;
+        planned.push_back(std::move(channels));
+      }
     }
   }
-  NcclCommunicator(const NcclCommunicator&) = delete;
-  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  return planned;
+}
 
-  // Collective: joins the communicator that `id` names.
-  void connect(const ncclUniqueId& id) {
-    TRAINRT_CUDA_CHECK(cudaSetDevice(device_));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    finish(ncclCommInitRankConfig(&comm_, world_size_, id, rank_, &config), "initialisation");
-    watcher_ = std::thread([this] { watch(); });
+class NcclCommunicator : public Communicator {
+ public:
+  NcclCommunicator(Communicator& group,
+                   std::unique_ptr<Communicator> owned_group,
+                   const NcclPlace& place)
+      : owned_group_(std::move(owned_group)),
+        group_(group),
+        rank_(group.rank()),
+        world_size_(group.world_size()),
+        place_(place),
+        stream_(place.stream),
+        links_(group, place.device, place.deadline) {
+    TRAINRT_CUDA_CHECK(cudaSetDevice(place.device));
+    ncclUniqueId id{};
+    if (rank_ == 0) {
+      id = new_id();
+    }
+    group.broadcast(&id, sizeof(id), 0);
+    TRAINRT_CUDA_CHECK(cudaMalloc(word_.put(), sizeof(int32_t)));
+    TRAINRT_CUDA_CHECK(cudaMemsetAsync(word_.get(), 0, sizeof(int32_t), stream_));
+    links_.join(stream_, world_size_, id, rank_);
   }
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
 
   void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
-    run("all_reduce", [&] {
-      return ncclAllReduce(
-          data, data, size(count), data_type(dtype), operation(reduction), comm_, stream_);
+    const ncclDataType_t type = data_type(dtype);
+    run("all_reduce", [&](ncclComm_t comm) {
+      return ncclAllReduce(data, data, size(count), type, operation(reduction), comm, stream_);
     });
   }
 
@@ -110,26 +165,27 @@ class NcclCommunicator : public Communicator {
                       const std::vector<int64_t>& counts,
                       DType dtype,
                       ReductionKind reduction) override {
+    const ncclDataType_t type = data_type(dtype);
     if (equal(counts)) {
-      run("reduce_scatter", [&] {
+      run("reduce_scatter", [&](ncclComm_t comm) {
         return ncclReduceScatter(
-            input, output, size(counts[0]), data_type(dtype), operation(reduction), comm_, stream_);
+            input, output, size(counts[0]), type, operation(reduction), comm, stream_);
       });
       return;
     }
     // Uneven: one reduction per segment, to the rank that owns it.
-    run_group("reduce_scatter", [&](std::vector<ncclResult_t>& results) {
+    run_group("reduce_scatter", [&](ncclComm_t comm, FirstRefusal& refusal) {
       const std::byte* segment = static_cast<const std::byte*>(input);
       for (int r = 0; r < world_size_; ++r) {
         const int64_t count = counts[static_cast<size_t>(r)];
-        results.push_back(ncclReduce(segment,
-                                     r == rank_ ? output : nullptr,
-                                     size(count),
-                                     data_type(dtype),
-                                     operation(reduction),
-                                     r,
-                                     comm_,
-                                     stream_));
+        refusal.note(ncclReduce(segment,
+                                r == rank_ ? output : nullptr,
+                                size(count),
+                                type,
+                                operation(reduction),
+                                r,
+                                comm,
+                                stream_));
         segment += count * dtype_bytes(dtype);
       }
     });
@@ -139,23 +195,19 @@ class NcclCommunicator : public Communicator {
                   void* output,
                   const std::vector<int64_t>& counts,
                   DType dtype) override {
+    const ncclDataType_t type = data_type(dtype);
     if (equal(counts)) {
-      run("all_gather", [&] {
-        return ncclAllGather(input, output, size(counts[0]), data_type(dtype), comm_, stream_);
+      run("all_gather", [&](ncclComm_t comm) {
+        return ncclAllGather(input, output, size(counts[0]), type, comm, stream_);
       });
       return;
     }
-    run_group("all_gather", [&](std::vector<ncclResult_t>& results) {
+    run_group("all_gather", [&](ncclComm_t comm, FirstRefusal& refusal) {
       std::byte* segment = static_cast<std::byte*>(output);
       for (int r = 0; r < world_size_; ++r) {
         const int64_t count = counts[static_cast<size_t>(r)];
-        results.push_back(ncclBroadcast(r == rank_ ? input : segment,
-                                        segment,
-                                        size(count),
-                                        data_type(dtype),
-                                        r,
-                                        comm_,
-                                        stream_));
+        refusal.note(ncclBroadcast(
+            r == rank_ ? input : segment, segment, size(count), type, r, comm, stream_));
         segment += count * dtype_bytes(dtype);
       }
     });
@@ -166,14 +218,15 @@ class NcclCommunicator : public Communicator {
                   void* output,
                   const std::vector<int64_t>& recv_counts,
                   DType dtype) override {
-    run_group("all_to_all", [&](std::vector<ncclResult_t>& results) {
+    const ncclDataType_t type = data_type(dtype);
+    run_group("all_to_all", [&](ncclComm_t comm, FirstRefusal& refusal) {
       const std::byte* from = static_cast<const std::byte*>(input);
       std::byte* to = static_cast<std::byte*>(output);
       for (int r = 0; r < world_size_; ++r) {
         const int64_t sent = send_counts[static_cast<size_t>(r)];
         const int64_t received = recv_counts[static_cast<size_t>(r)];
-        results.push_back(ncclSend(from, size(sent), data_type(dtype), r, comm_, stream_));
-        results.push_back(ncclRecv(to, size(received), data_type(dtype), r, comm_, stream_));
+        refusal.note(ncclSend(from, size(sent), type, r, comm, stream_));
+        refusal.note(ncclRecv(to, size(received), type, r, comm, stream_));
         from += sent * dtype_bytes(dtype);
         to += received * dtype_bytes(dtype);
       }
@@ -181,279 +234,270 @@ class NcclCommunicator : public Communicator {
   }
 
   void broadcast(void* data, int64_t bytes, int root) override {
-    run("broadcast",
-        [&] { return ncclBroadcast(data, data, size(bytes), ncclUint8, root, comm_, stream_); });
+    run("broadcast", [&](ncclComm_t comm) {
+      return ncclBroadcast(data, data, size(bytes), ncclUint8, root, comm, stream_);
+    });
   }
 
-  // NCCL matches sends and receives of a pair by their order; the programs keep it, so tags are not
-  // needed.
-  void send(const void* data, int64_t bytes, int peer, int) override {
-    run("send", [&] { return ncclSend(data, size(bytes), ncclUint8, peer, comm_, stream_); });
+  // NCCL matches sends and receives of a channel by their order, whatever their tags.
+  void send(const void* data, int64_t bytes, int peer, int tag) override {
+    if (peer == rank_) {
+      keep(data, bytes, tag);
+      return;
+    }
+    Channel& channel = channel_of({peer, tag, true});
+    if (channel.copies.empty()) {
+      send_on(channel, data, bytes, peer);
+      return;
+    }
+    CopiedMessage& copied = channel.copies[channel.next];
+    channel.next = (channel.next + 1) % channel.copies.size();
+    const cudaStream_t lane = links_.stream(channel.link);
+    if (copied.used) {
+      TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(stream_, copied.sent.get(), 0));
+    }
+    copy(copied.memory.get(), data, bytes);
+    TRAINRT_CUDA_CHECK(cudaEventRecord(copied.ready.get(), stream_));
+    TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(lane, copied.ready.get(), 0));
+    send_on(channel, copied.memory.get(), bytes, peer);
+    TRAINRT_CUDA_CHECK(cudaEventRecord(copied.sent.get(), lane));
+    copied.used = true;
   }
-  void recv(void* data, int64_t bytes, int peer, int) override {
-    run("recv", [&] { return ncclRecv(data, size(bytes), ncclUint8, peer, comm_, stream_); });
+  void recv(void* data, int64_t bytes, int peer, int tag) override {
+    if (peer == rank_) {
+      take_kept(data, bytes, tag);
+      return;
+    }
+    const Channel& channel = channel_of({peer, tag, false});
+    links_.run(
+        channel.link, concat("recv of ", bytes, " bytes of rank ", peer), [&](ncclComm_t comm) {
+          return ncclRecv(data, size(bytes), ncclUint8, 0, comm, links_.stream(channel.link));
+        });
+  }
+
+  Lane lane_of(const Message& message) const override {
+    if (message.peer == rank_) {
+      return Lane::kCommunication;
+    }
+    const Channel& channel = channel_of(message);
+    return channel.copies.empty() ? channel.lane : Lane::kCommunication;
+  }
+
+  // All ranks make the channels in one order, and the sender of each names it.
+  void expect_messages(const std::vector<Message>& messages) override {
+    const std::vector<PlannedChannels> planned = plan_channels(exchange(messages));
+    int most = 0;  // of one sender
+    for (const PlannedChannels& plan : planned) {
+      most = std::max(most, plan.first + plan.count);
+    }
+    std::vector<ncclUniqueId> own(size(most)), all(own.size() * size(world_size_));
+    std::generate(own.begin(), own.end(), new_id);
+    const int64_t bytes = static_cast<int64_t>(own.size() * sizeof(ncclUniqueId));
+    group_.all_gather(
+        own.data(), all.data(), std::vector<int64_t>(size(world_size_), bytes), DType::kUInt8);
+    for (const PlannedChannels& plan : planned) {
+      const bool sends = plan.from == rank_;
+      if (!sends && plan.to != rank_) {
+        continue;
+      }
+      std::vector<std::pair<size_t, Lane>> made;
+      for (int i = 0; i < plan.count; ++i) {
+        const auto [lane, stream] = place_.add_lane();
+        const ncclUniqueId& id = all[size(plan.from * most + plan.first + i)];
+        made.emplace_back(links_.join(stream, 2, id, sends ? 0 : 1, kMessageBlocks), lane);
+      }
+      for (const auto& [tag, way] : plan.ways) {
+        Channel channel;
+        std::tie(channel.link, channel.lane) = made[size(way.lane)];
+        channel.copies.resize(sends ? size(way.copies) : 0);
+        for (CopiedMessage& copied : channel.copies) {
+          TRAINRT_CUDA_CHECK(cudaMalloc(copied.memory.put(), std::max<size_t>(size(way.bytes), 1)));
+          for (cuda::Event* event : {&copied.ready, &copied.sent}) {
+            TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(event->put(), cudaEventDisableTiming));
+          }
+        }
+        channels_[{sends ? plan.to : plan.from, tag, sends}] = std::move(channel);
+      }
+    }
   }
 
   void barrier() override {
-    cudaEvent_t last = nullptr;
-    TRAINRT_CUDA_CHECK(cudaSetDevice(device_));
-    void* word = nullptr;
-    TRAINRT_CUDA_CHECK(cudaMalloc(&word, sizeof(int32_t)));
-    try {
-      all_reduce(word, 1, DType::kInt32, ReductionKind::kMax);
-      TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(&last, cudaEventDisableTiming));
-      TRAINRT_CUDA_CHECK(cudaEventRecord(last, stream_));
-      TRAINRT_CUDA_CHECK(cudaEventSynchronize(last));
-      throw_failure("barrier");
-    } catch (...) {
-      static_cast<void>(cudaEventDestroy(last));
-      static_cast<void>(cudaFree(word));
-      throw;
-    }
-    TRAINRT_CUDA_CHECK(cudaEventDestroy(last));
-    TRAINRT_CUDA_CHECK(cudaFree(word));
+    all_reduce(word_.get(), 1, DType::kInt32, ReductionKind::kMax);
+    TRAINRT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    links_.throw_failure();
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
-    throw_failure("split");
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    ncclComm_t part = nullptr;
-    const ncclResult_t started = ncclCommSplit(comm_, color, key, &part, &config);
-    finish(started, "split");
-    const auto end = Clock::now() + deadline_;
-    ncclResult_t state = ncclInProgress;
-    while (part == nullptr ||
-           (ncclCommGetAsyncError(part, &state) == ncclSuccess && state == ncclInProgress)) {
-      if (Clock::now() > end) {
-        fail(concat("split did not end within ", deadline_.count(), " ms"));
-        throw_failure("split");
-      }
-      std::this_thread::sleep_for(kPoll);
-    }
-    int part_rank = 0, part_size = 0;
-    finish(ncclCommUserRank(part, &part_rank), "split");
-    finish(ncclCommCount(part, &part_size), "split");
-    auto made =
-        std::make_unique<NcclCommunicator>(part_rank, part_size, device_, stream_, deadline_);
-    made->comm_ = part;
-    made->watcher_ = std::thread([raw = made.get()] { raw->watch(); });
-    return made;
+    links_.throw_failure();
+    std::unique_ptr<Communicator> part = group_.split(color, key);
+    Communicator& group = *part;
+    return std::make_unique<NcclCommunicator>(group, std::move(part), place_);
   }
 
   void abort(const std::string& reason) noexcept override {
-    try {
-      fail(reason);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): there is nobody left to tell
-    }
+    links_.give_up(reason);
+    group_.abort(reason);
   }
 
+  std::string failure() const override { return links_.failure(); }
+
  private:
-  struct Call {
-    std::string name;
-    int64_t number;
-    cudaEvent_t done;
-    Clock::time_point started;
+  struct CopiedMessage {
+    cuda::Memory memory;
+    cuda::Event ready, sent;
+    bool used = false;
+  };
+  struct Channel {
+    size_t link = 0;
+    Lane lane = Lane::kCommunication;
+    std::vector<CopiedMessage> copies;  // of messages that are copied before they are sent
+    size_t next = 0;
+  };
+  struct Kept {
+    cuda::Memory memory;
+    int64_t bytes;
   };
 
   static size_t size(int64_t count) { return static_cast<size_t>(count); }
   static bool equal(const std::vector<int64_t>& counts) {
-    for (const int64_t count : counts) {
-      if (count != counts[0]) {
-        return false;
-      }
-    }
-    return true;
+    return std::all_of(
+        counts.begin(), counts.end(), [&](int64_t count) { return count == counts[0]; });
   }
-
-  void throw_failure(const char* call) {
-    const std::lock_guard lock(mutex_);
-    TRAINRT_REQUIRE(failure_.empty(),
+  static ncclUniqueId new_id() {
+    ncclUniqueId id{};
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    TRAINRT_REQUIRE(result == ncclSuccess,
                     kCommunication,
-                    "rank ",
-                    rank_,
-                    " of ",
-                    world_size_,
-                    " (NCCL): ",
-                    call,
-                    " number ",
-                    number_,
-                    ": ",
-                    failure_);
+                    "ncclGetUniqueId failed (NCCL): ",
+                    ncclGetErrorString(result));
+    return id;
   }
 
-  // Waits for a call that a non-blocking communicator answers with "in progress".
-  void finish(ncclResult_t result, const char* call) {
-    const auto end = Clock::now() + deadline_;
-    while (result == ncclInProgress && Clock::now() < end) {
-      std::this_thread::sleep_for(kPoll);
-      ncclResult_t state = ncclInProgress;
-      const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
-      result = asked == ncclSuccess ? state : asked;
-    }
-    if (result != ncclSuccess) {
-      fail(result == ncclInProgress
-               ? concat("did not end within ", deadline_.count(), " ms: a rank is missing")
-               : std::string(ncclGetErrorString(result)));
-    }
-    throw_failure(call);
+  // A collective of the whole group.
+  void run(const char* name, const std::function<ncclResult_t(ncclComm_t)>& fn) {
+    links_.run(0, name, fn);
   }
 
-  template <typename Fn>
-  void run(const char* name, const Fn& fn) {
-    begin();
-    finish(fn(), name);
-    watch_call(name);
+  // Several calls that make progress together.
+  void run_group(const char* name, const std::function<void(ncclComm_t, FirstRefusal&)>& fn) {
+    run(name, [&](ncclComm_t comm) {
+      FirstRefusal refusal;
+      refusal.note(ncclGroupStart());
+      if (refusal.result == ncclSuccess) {
+        fn(comm, refusal);
+        const ncclResult_t ended = ncclGroupEnd();
+        return refusal.result == ncclSuccess ? ended : refusal.result;
+      }
+      return refusal.result;
+    });
   }
 
-  template <typename Fn>
-  void run_group(const char* name, const Fn& fn) {
-    begin();
-    finish(ncclGroupStart(), name);
-    std::vector<ncclResult_t> results;
-    fn(results);
-    const ncclResult_t ended = ncclGroupEnd();
-    for (const ncclResult_t result : results) {
-      if (result != ncclSuccess && result != ncclInProgress) {
-        finish(result, name);
-      }
-    }
-    finish(ended, name);
-    watch_call(name);
+  const Channel& channel_of(const Message& message) const {
+    const auto at = channels_.find({message.peer, message.tag, message.sends});
+    TRAINRT_CHECK(at != channels_.end(),
+                  "message ",
+                  message.tag,
+                  message.sends ? " to" : " of",
+                  " rank ",
+                  message.peer,
+                  " was not expected");
+    return at->second;
+  }
+  Channel& channel_of(const Message& message) {
+    return const_cast<Channel&>(std::as_const(*this).channel_of(message));
   }
 
-  void begin() {
-    throw_failure("a call after");
-    ++number_;
+  void send_on(const Channel& channel, const void* data, int64_t bytes, int peer) {
+    links_.run(
+        channel.link, concat("send of ", bytes, " bytes to rank ", peer), [&](ncclComm_t comm) {
+          return ncclSend(data, size(bytes), ncclUint8, 1, comm, links_.stream(channel.link));
+        });
   }
 
-  // Lets the watcher see to it that the work just queued ends in time.
-  void watch_call(const char* name) {
-    cudaEvent_t done = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_events_.empty()) {
-        done = free_events_.back();
-        free_events_.pop_back();
+  std::vector<std::vector<Message>> exchange(const std::vector<Message>& messages) {
+    const int64_t own_count = static_cast<int64_t>(messages.size());
+    std::vector<int64_t> counts(size(world_size_)), own;
+    group_.all_gather(
+        &own_count, counts.data(), std::vector<int64_t>(counts.size(), 1), DType::kInt64);
+    for (const Message& m : messages) {
+      own.insert(own.end(), {m.peer, m.tag, m.sends, m.bytes, m.stage, m.most_on_way});
+    }
+    constexpr int64_t kWords = 6;  // of a message
+    std::vector<int64_t> word_counts;
+    for (const int64_t count : counts) {
+      word_counts.push_back(kWords * count);
+    }
+    std::vector<int64_t> words(
+        size(std::accumulate(word_counts.begin(), word_counts.end(), int64_t{0})));
+    group_.all_gather(own.data(), words.data(), word_counts, DType::kInt64);
+    std::vector<std::vector<Message>> all(counts.size());
+    auto word = words.begin();
+    for (size_t r = 0; r < counts.size(); ++r) {
+      for (int64_t i = 0; i < counts[r]; ++i, word += kWords) {
+        all[r].push_back({static_cast<int>(word[0]),
+                          static_cast<int>(word[1]),
+                          word[2] != 0,
+                          word[3],
+                          static_cast<int>(word[4]),
+                          static_cast<int>(word[5])});
       }
     }
-    if (done == nullptr) {
-      TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
-    }
-    const cudaError_t recorded = cudaEventRecord(done, stream_);
-    {
-      const std::lock_guard lock(mutex_);
-      if (recorded == cudaSuccess) {
-        calls_.push_back({name, number_, done, Clock::now()});
-      } else {
-        free_events_.push_back(done);
-      }
-    }
-    TRAINRT_CUDA_CHECK(recorded);
-    changed_.notify_all();
+    return all;
   }
 
-  void watch() {
-    static_cast<void>(cudaSetDevice(device_));
-    std::unique_lock lock(mutex_);
-    while (!closing_) {
-      if (calls_.empty() || !failure_.empty()) {
-        changed_.wait(lock);
-        continue;
-      }
-      lock.unlock();
-      const std::string reason = look();
-      if (!reason.empty()) {
-        fail(reason);
-      }
-      lock.lock();
-      changed_.wait_for(lock, kPoll, [this] { return closing_; });
+  // ---- messages to this rank itself: copies that wait to be taken
+  // --------------------------------
+
+  void keep(const void* data, int64_t bytes, int tag) {
+    links_.throw_failure();
+    const auto at = std::find_if(free_messages_.begin(),
+                                 free_messages_.end(),
+                                 [bytes](const Kept& free) { return free.bytes == bytes; });
+    Kept message{{}, bytes};
+    if (at != free_messages_.end()) {
+      message = std::move(*at);
+      free_messages_.erase(at);
+    } else {
+      TRAINRT_CUDA_CHECK(cudaMalloc(message.memory.put(), std::max<size_t>(size(bytes), 1)));
     }
+    copy(message.memory.get(), data, bytes);
+    to_self_[tag].push_back(std::move(message));
   }
 
-  // Takes note of calls that have ended; why the communicator must be given up, or nothing.
-  std::string look() {
-    ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
-    if (asked != ncclSuccess || (state != ncclSuccess && state != ncclInProgress)) {
-      return ncclGetErrorString(asked != ncclSuccess ? asked : state);
-    }
-    const std::lock_guard lock(mutex_);
-    while (!calls_.empty()) {
-      const cudaError_t reached = cudaEventQuery(calls_.front().done);
-      if (reached == cudaErrorNotReady) {
-        const Call& call = calls_.front();
-        return Clock::now() - call.started < deadline_
-                   ? ""
-                   : concat(call.name,
-                            " number ",
-                            call.number,
-                            " did not end within ",
-                            deadline_.count(),
-                            " ms: a rank is missing, or computes longer than --deadline");
-      }
-      if (reached != cudaSuccess) {
-        return cudaGetErrorString(reached);
-      }
-      free_events_.push_back(calls_.front().done);
-      calls_.pop_front();
-      if (!calls_.empty()) {  // a call waits for those before it
-        calls_.front().started = std::max(calls_.front().started, Clock::now());
-      }
-    }
-    return "";
+  void take_kept(void* data, int64_t bytes, int tag) {
+    links_.throw_failure();
+    std::deque<Kept>& messages = to_self_[tag];
+    TRAINRT_CHECK(!messages.empty() && messages.front().bytes == bytes,
+                  "message ",
+                  tag,
+                  " of rank ",
+                  rank_,
+                  " to itself");
+    copy(data, messages.front().memory.get(), bytes);
+    free_messages_.push_back(std::move(messages.front()));
+    messages.pop_front();
   }
 
-  // The first reason stays; the communicator's kernels are ended.
-  void fail(const std::string& reason) {
-    ncclComm_t aborted = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!failure_.empty()) {
-        return;
-      }
-      failure_ = reason.empty() ? "aborted" : reason;
-      std::swap(aborted, comm_);
-    }
-    if (aborted != nullptr) {
-      static_cast<void>(ncclCommAbort(aborted));
-    }
+  void copy(void* to, const void* from, int64_t bytes) {
+    TRAINRT_CUDA_CHECK(cudaMemcpyAsync(to, from, size(bytes), cudaMemcpyDeviceToDevice, stream_));
   }
 
-  int rank_, world_size_, device_;
+  std::unique_ptr<Communicator> owned_group_;  // of a part: what `group_` names
+  Communicator& group_;
+  int rank_, world_size_;
+  NcclPlace place_;
   cudaStream_t stream_;
-  std::chrono::milliseconds deadline_;
-  ncclComm_t comm_ = nullptr;
-  int64_t number_ = 0;  // of calls, as in the messages of the other communicators
-
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  std::string failure_;
-  std::deque<Call> calls_;  // under way, in order
-  std::vector<cudaEvent_t> free_events_;
-  bool closing_ = false;
-  std::thread watcher_;
+  cuda::Memory word_;                                       // for the barrier
+  std::map<std::tuple<int, int, bool>, Channel> channels_;  // by peer, tag, whether it is sent
+  std::map<int, std::deque<Kept>> to_self_;                 // by tag
+  std::vector<Kept> free_messages_;
+  NcclLinks links_;  // closed first: memory is freed when nothing waits any more
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& group,
-                                                     int device,
-                                                     cudaStream_t stream,
-                                                     std::chrono::milliseconds deadline) {
-  ncclUniqueId id{};
-  if (group.rank() == 0) {
-    const ncclResult_t result = ncclGetUniqueId(&id);
-    TRAINRT_REQUIRE(result == ncclSuccess,
-                    kCommunication,
-                    "ncclGetUniqueId failed: ",
-                    ncclGetErrorString(result));
-  }
-  group.broadcast(&id, sizeof(id), 0);
-  auto communicator = std::make_unique<NcclCommunicator>(
-      group.rank(), group.world_size(), device, stream, deadline);
-  communicator->connect(id);
-  return communicator;
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& group, const NcclPlace& place) {
+  return std::make_unique<NcclCommunicator>(group, nullptr, place);
 }
 
 }  // namespace trainrt

@@ -317,9 +317,7 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
   const bool merge_update =
       !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
   RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
-  if (backend == Backend::kCpu) {
-    fuse_epilogues(rank_graph);
-  }
+  fuse_epilogues(rank_graph, backend);
   ProgramVariant variant;
   variant.micro_batch_size = key.size;
   variant.graph = std::move(rank_graph.local.graph);

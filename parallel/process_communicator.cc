@@ -153,6 +153,11 @@ void ProcessCommunicator::throw_if_failed() const {
   }
 }
 
+std::string ProcessCommunicator::failure() const {
+  const std::optional<Failure> failure = mesh().rendezvous().failure();
+  return failure ? failure->message : "";
+}
+
 SteadyClock::time_point ProcessCommunicator::deadline() const {
   return SteadyClock::now() + mesh().rendezvous().deadline();
 }

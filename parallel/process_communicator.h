@@ -60,6 +60,8 @@ class ProcessCommunicator : public Communicator {
   void abort(const std::string& reason) noexcept override;
   void throw_if_failed() const override;
 
+  std::string failure() const override;
+
  protected:
   // A message to another member, and the next one of `tag` from it, of which at most `bytes` are
   // copied: its size.

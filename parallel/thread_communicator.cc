@@ -55,7 +55,8 @@ struct Group {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<const std::vector<int64_t>*> counts;
-  int64_t meetings = 0;                                                          // ended
+  int64_t meetings = 0;        // ended
+  std::vector<int64_t> noted;  // calls beside this communicator, by rank
   std::map<std::tuple<int, int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to, tag
 
   explicit Group(std::vector<int> ranks) : members(std::move(ranks)) {
@@ -65,6 +66,7 @@ struct Group {
     inputs.resize(n);
     outputs.resize(n);
     counts.resize(n);
+    noted.resize(n);
   }
 };
 
@@ -253,6 +255,27 @@ class ThreadCommunicator : public Communicator {
   void throw_if_failed() const override {
     const std::lock_guard lock(world_->mutex);
     throw_if_failed_locked();
+  }
+
+  std::string failure() const override {
+    std::lock_guard lock(world_->mutex);
+    return world_->failure.value_or("");
+  }
+
+  void note_calls(int64_t number) override {
+    std::lock_guard lock(world_->mutex);
+    group_->noted[static_cast<size_t>(rank_)] = number;
+  }
+
+  std::vector<int> ranks_behind(int64_t number) const override {
+    std::lock_guard lock(world_->mutex);
+    std::vector<int> ranks;
+    for (size_t r = 0; r < group_->noted.size(); ++r) {
+      if (group_->noted[r] < number) {
+        ranks.push_back(group_->members[r]);
+      }
+    }
+    return ranks;
   }
 
  private:

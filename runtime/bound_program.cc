@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "graph/kernel_pair.h"
 #include "graph/op_def.h"
 
 namespace trainrt {
@@ -47,7 +48,9 @@ class Binder {
     result.virtual_stage = source.virtual_stage;
     result.nodes.reserve(source.nodes.size());
     for (const NodeId id : source.nodes) {
-      result.nodes.push_back(node(id));
+      if (!join_last(result.nodes, id)) {
+        result.nodes.push_back(node(id));
+      }
       const std::vector<ValueId>& outputs = variant_.graph.node(id).outputs;
       const auto take = [&](ValueId value, BoundTensor& to) {
         const bool made =
@@ -68,6 +71,7 @@ class Binder {
       result.feeds.push_back(feed(id));
     }
     add_updates(source, result);
+    cut(result);
     return result;
   }
 
@@ -75,6 +79,81 @@ class Binder {
   std::byte* address(const TensorAddress& at) const {
     return (at.region == ArenaRegion::kHost ? host_arena_ : arena_) +
            bound_.memory.absolute_offset(at, 0);
+  }
+
+  // Lets the last node do the work of node `id` too, where the device has a kernel for the pair.
+  bool join_last(std::vector<BoundNode>& nodes, NodeId id) const {
+    if (nodes.empty() || !nodes.back().kernel || nodes.back().joined != nullptr) {
+      return false;
+    }
+    BoundNode& last = nodes.back();
+    const Node& node = variant_.graph.node(id);
+    const auto at = std::find(node.inputs.begin(), node.inputs.end(), last.node->outputs.at(0));
+    const bool may = has_kernel_pair(last.node->op_type, node.op_type, bound_.program->device);
+    if (!may || last.node->outputs.size() != 1 || node.outputs.size() != 1 ||
+        at == node.inputs.end()) {
+      return false;
+    }
+    BoundNode pair;
+    pair.node = last.node;
+    pair.joined = &node;
+    pair.workspace = last.workspace;
+    std::vector<ValueId> inputs = last.node->inputs;
+    inputs.insert(inputs.end(), node.inputs.begin(), node.inputs.end());
+    bind_all(inputs, pair.inputs, pair.patches);
+    bind_all({last.node->outputs[0], node.outputs[0]}, pair.outputs, pair.patches);
+    const bool keeps = pair.outputs[0].data != pair.outputs[1].data;
+    const size_t joined = last.node->inputs.size() + static_cast<size_t>(at - node.inputs.begin());
+    if (!apart(pair, joined, keeps)) {
+      return false;
+    }
+    pair.kernel = make_kernel_pair({OpContext(variant_.graph, *last.node),
+                                    OpContext(variant_.graph, node),
+                                    static_cast<int>(at - node.inputs.begin()),
+                                    keeps},
+                                   bound_.program->device);
+    if (!pair.kernel) {
+      return false;
+    }
+    for (const StashPatch& patch : last.patches) {
+      if (patch.ref == nullptr) {
+        pair.patches.push_back(patch);
+      }
+    }
+    last = std::move(pair);
+    return true;
+  }
+
+  // Whether the pair's second output, which is written while the rest is read, lies apart from it:
+  // the memory plan saw one node after the other.
+  static bool apart(const BoundNode& pair, size_t joined, bool keeps) {
+    const auto bytes = [](const TensorRef& ref) {
+      return std::span(static_cast<const std::byte*>(ref.data),
+                       ref.type == nullptr ? 0 : static_cast<size_t>(ref.type->bytes()));
+    };
+    const std::span<const std::byte> y = bytes(pair.outputs[1]);
+    const auto meets = [&y](std::span<const std::byte> other) {
+      return y.data() < other.data() + other.size() && other.data() < y.data() + y.size();
+    };
+    bool apart = !meets(pair.workspace) && (!keeps || !meets(bytes(pair.outputs[0])));
+    for (size_t i = 0; i < pair.inputs.size(); ++i) {
+      apart = apart && (i == joined || !meets(bytes(pair.inputs[i])));
+    }
+    return apart;
+  }
+
+  // The host reads the gradient's norm, which ends a segment.
+  static void cut(BoundPhase& phase) {
+    for (size_t i = 0; i < phase.nodes.size(); ++i) {
+      const BoundNode& node = phase.nodes[i];
+      const bool recordable = node.kernel && !get_op(node.node->op_type).random &&
+                              (node.joined == nullptr || !get_op(node.joined->op_type).random);
+      const bool read = i > 0 && phase.grad_norm_node == i - 1;
+      if (phase.segments.empty() || read || phase.segments.back().recordable != recordable) {
+        phase.segments.push_back({i, i, recordable, {}});
+      }
+      phase.segments.back().end = i + 1;
+    }
   }
 
   BoundNode node(NodeId id) const {
@@ -146,6 +225,21 @@ class Binder {
 };
 
 }  // namespace
+
+std::vector<BoundPhase*> BoundProgram::phases_of(const Cell& cell) {
+  const size_t variant =
+      cell.micro_batch < 0
+          ? 0
+          : static_cast<size_t>(
+                program->micro_batches[static_cast<size_t>(cell.micro_batch)].variant);
+  std::vector<BoundPhase*> phases;
+  for (BoundPhase& phase : variants[variant].phases) {
+    if (phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage) {
+      phases.push_back(&phase);
+    }
+  }
+  return phases;
+}
 
 void bind_program(BoundProgram& bound,
                   std::byte* arena,

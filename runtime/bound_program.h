@@ -10,6 +10,7 @@
 
 #include "parallel/memory_plan.h"
 #include "parallel/program.h"
+#include "runtime/device.h"
 
 namespace trainrt {
 
@@ -28,7 +29,8 @@ struct StashPatch {
 
 struct BoundNode {
   const Node* node = nullptr;
-  Kernel kernel;  // empty for communication
+  const Node* joined = nullptr;  // whose work the kernel does as well (graph/kernel_pair.h)
+  Kernel kernel;                 // empty for communication
   std::vector<TensorRef> inputs;
   std::vector<TensorRef> outputs;
   std::span<std::byte> workspace;
@@ -41,11 +43,20 @@ struct BoundUpdate {
   BoundTensor source;
 };
 
+// Nodes [begin, end) of a phase that run one after the other with nothing in between.
+struct Segment {
+  size_t begin = 0, end = 0;
+  bool recordable = false;  // kernels that do the same whenever their addresses are the same
+  // By those addresses; null: run once, but not recorded yet.
+  std::map<std::vector<const void*>, std::unique_ptr<RecordedWork>> recordings;
+};
+
 struct BoundPhase {
   PhaseKind kind = PhaseKind::kForward;
   int virtual_stage = 0;
   std::vector<BoundTensor> feeds;
   std::vector<BoundNode> nodes;
+  std::vector<Segment> segments;  // all of them
   std::vector<BoundUpdate> updates;
   // Step results that this phase computes; no value elsewhere.
   BoundTensor loss_sum, item_count, correct, grad_norm;
@@ -61,6 +72,9 @@ struct BoundProgram {
   MemoryPlan memory;
   std::vector<BoundVariant> variants;
   std::map<std::string, BoundTensor> persistent;  // of all variants, by persistent_key()
+
+  // What a cell runs.
+  std::vector<BoundPhase*> phases_of(const Cell& cell);
 };
 
 // Makes all kernels. `arena` and `host_arena` are the addresses of offset 0. Throws kUnsupported

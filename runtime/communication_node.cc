@@ -5,6 +5,7 @@
 #include "runtime/communication_node.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace trainrt {
@@ -141,6 +142,56 @@ void all_to_all(const Node& node,
 }
 
 }  // namespace
+
+std::optional<Message> message_of(const BoundNode& bound) {
+  const Node& node = *bound.node;
+  const bool sends = node.op_type == comm_op::kSend;
+  if (!sends && node.op_type != comm_op::kRecv) {
+    return std::nullopt;
+  }
+  Message message;
+  message.peer = static_cast<int>(node.attributes.get_int("peer"));
+  message.tag = static_cast<int>(node.attributes.get_int("tag", 0));
+  message.sends = sends;
+  message.bytes = (sends ? bound.inputs : bound.outputs)[0].type->bytes();
+  return message;
+}
+
+// What is sent in a stage's forward or backward is on its way no longer than the micro-batch is in
+// flight there, or at the stage that it goes to.
+std::vector<Message> messages_of(BoundProgram& bound, const std::string& group) {
+  const std::vector<Cell>& cells = bound.program->cells;
+  std::vector<Message> messages;
+  std::map<int, int> in_flight;  // by virtual stage
+  for (const Cell& cell : cells) {
+    const bool in_stage = cell.phase == PhaseKind::kForward || cell.phase == PhaseKind::kBackward;
+    for (const BoundPhase* phase : bound.phases_of(cell)) {
+      for (const BoundNode& node : phase->nodes) {
+        std::optional<Message> message = message_of(node);
+        if (!message || node.node->attributes.get_string("group") != group) {
+          continue;
+        }
+        if (in_stage) {
+          message->stage = cell.virtual_stage;
+          const auto [at, is_new] = in_flight.try_emplace(cell.virtual_stage, 0);
+          at->second = is_new ? max_in_flight(cells, cell.virtual_stage) : at->second;
+          message->most_on_way = at->second;
+        } else if (cell.micro_batch >= 0) {
+          message->most_on_way = static_cast<int>(bound.program->micro_batches.size());
+        }
+        messages.push_back(*message);
+      }
+    }
+  }
+  return messages;
+}
+
+Lane communication_lane(const BoundNode& node, const RankCommunicators& communicators) {
+  const std::optional<Message> message = message_of(node);
+  return message
+             ? communicators.of_tensors(node.node->attributes.get_string("group")).lane_of(*message)
+             : Lane::kCommunication;
+}
 
 void run_communication_node(const Node& node,
                             std::span<const TensorRef> inputs,

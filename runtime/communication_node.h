@@ -2,16 +2,27 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "graph/kernel.h"
 #include "parallel/program.h"
+#include "runtime/bound_program.h"
 #include "runtime/executor.h"
 
 namespace trainrt {
 
-// Runs one node of comm_op, on the device's Lane::kCommunication. `workspace` holds the packed
+// The message that a node sends or receives, but for where in the schedule it does; nothing for
+// other nodes.
+std::optional<Message> message_of(const BoundNode& node);
+// The messages between the ranks of `group`, in the order in which a program's cells send and
+// receive them.
+std::vector<Message> messages_of(BoundProgram& bound, const std::string& group);
+// The lane that a node's communication is put on.
+Lane communication_lane(const BoundNode& node, const RankCommunicators& communicators);
+
+// Runs one node of comm_op, on its lane. `workspace` holds the packed
 // tensor when a gather or scatter is along an axis that is not the outermost.
 void run_communication_node(const Node& node,
                             std::span<const TensorRef> inputs,

@@ -26,11 +26,6 @@ std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
                                         const std::vector<DeviceOptions>& devices,
                                         const std::vector<int64_t>& sizes,
                                         std::optional<int> only_rank) {
-  // Between GPUs a pipeline's sends and receives have not been seen to end in every order.
-  TRAINRT_REQUIRE(
-      plan.pipeline_parallel == 1 || !devices.at(0).cuda_index,
-      kInfeasiblePlan,
-      "pipeline stages on several GPUs can be planned but not run yet; use --dp or --tp");
   std::vector<CompiledRank> ranks(devices.size());
   for (const int64_t size : sizes) {
     Partitioner partitioner(

@@ -95,7 +95,8 @@ class CpuDevice : public Device {
                   static_cast<size_t>(row_bytes));
     }
   }
-  void follow(Lane, Lane) override {}
+  LaneMark mark(Lane) override { return nullptr; }
+  void follow(Lane, const LaneMark&) override {}
   void synchronize() override {}
   std::unique_ptr<Communicator> make_communicator(Communicator&) override { return nullptr; }
 

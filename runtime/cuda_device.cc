@@ -1,5 +1,5 @@
 // A GPU as a device. All work goes to one compute stream, in the order in which the executor asks
-// for it; communication has a stream of its own (parallel/nccl_communicator).
+// for it; communication has streams of its own (parallel/nccl_communicator).
 //
 // Host data is copied into a ring of pinned blocks before it is sent, so that the caller's memory
 // is free at once and the host runs ahead of the device. Only reading from the device waits for it.
@@ -13,10 +13,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
 
 #include "graph/base/cuda_check.h"
 #include "graph/base/log.h"
 #include "graph/cuda_context.h"
+#include "graph/cuda_handle.h"
 #include "parallel/nccl_communicator.h"
 #include "runtime/load_cuda.h"
 
@@ -28,27 +32,9 @@ constexpr int64_t kStagingBytes = 4 << 20;  // of one pinned block
 constexpr size_t kStagingBlocks = 4;
 constexpr int kOldestArchitecture = 80;
 
-// Handles that free themselves. Destroying never throws: nothing could be done about it.
-template <typename Handle, auto kDestroy>
-class Owned {
- public:
-  Owned() = default;
-  ~Owned() {
-    if (handle_ != nullptr) {
-      static_cast<void>(kDestroy(handle_));
-    }
-  }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  Handle get() const { return handle_; }
-  Handle* put() { return &handle_; }
-
- private:
-  Handle handle_ = nullptr;
-};
-
-using Stream = Owned<cudaStream_t, cudaStreamDestroy>;
-using Event = Owned<cudaEvent_t, cudaEventDestroy>;
+using cuda::Event;
+using cuda::Owned;
+using cuda::Stream;
 using CublasHandle = Owned<cublasLtHandle_t, cublasLtDestroy>;
 using CudnnHandle = Owned<cudnnHandle_t, cudnnDestroy>;
 
@@ -62,6 +48,16 @@ int architecture_of(const cudaDeviceProp& properties) {
 
 std::string isa_of(const cudaDeviceProp& properties) {
   return concat("sm_", architecture_of(properties));
+}
+
+std::string uuid_of(const cudaDeviceProp& properties) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : properties.uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    text += {kDigits[value / 16], kDigits[value % 16]};
+  }
+  return text;
 }
 
 cudaDeviceProp properties_of(int index) {
@@ -120,9 +116,14 @@ DeviceSpec spec_of(int index, const DeviceOptions& options) {
 
 class Context : public CudaContext {
  public:
-  Context(int index, DeviceSpec spec, const DeviceOptions& options)
+  Context(int index,
+          DeviceSpec spec,
+          const DeviceOptions& options,
+          std::shared_ptr<AlgorithmCache> algorithms)
       : index_(index),
         spec_(std::move(spec)),
+        name_(properties_of(index).name),
+        algorithms_(std::move(algorithms)),
         deterministic_(options.deterministic),
         tf32_(options.tf32) {
     TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(stream_.put(), cudaStreamNonBlocking));
@@ -145,6 +146,8 @@ class Context : public CudaContext {
   }
   bool deterministic() const override { return deterministic_; }
   bool tf32() const override { return tf32_; }
+  const std::string& device_name() const override { return name_; }
+  AlgorithmCache& algorithms() override { return *algorithms_; }
   void parallel_for(int64_t, int64_t, const std::function<void(int64_t, int64_t)>&) override {
     TRAINRT_FAIL(kInternal, "cuda:", index_, ": a CPU kernel was given a CUDA device");
   }
@@ -152,6 +155,8 @@ class Context : public CudaContext {
  private:
   int index_;
   DeviceSpec spec_;
+  std::string name_;
+  std::shared_ptr<AlgorithmCache> algorithms_;
   bool deterministic_, tf32_;
   Stream stream_;
   CublasHandle cublas_;
@@ -189,7 +194,7 @@ class HostMemory : public DeviceBuffer {
   int64_t bytes() const override { return bytes_; }
 
  private:
-  Owned<void*, cudaFreeHost> data_;
+  cuda::PinnedMemory data_;
   int64_t bytes_;
 };
 
@@ -234,22 +239,47 @@ class StagingRing {
 
  private:
   struct Block {
-    Owned<void*, cudaFreeHost> data;
+    cuda::PinnedMemory data;
     Event done;
   };
   std::array<Block, kStagingBlocks> blocks_;
   size_t next_ = 0;
 };
 
+class RecordedGraph : public RecordedWork {
+ public:
+  cuda::Owned<cudaGraphExec_t, cudaGraphExecDestroy> graph;
+};
+
+// Events to be used again when nobody holds them: what waits for one already waits for the record
+// that there was then.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  std::shared_ptr<Event> take() {
+    std::unique_ptr<Event> event;
+    if (free_.empty()) {
+      event = std::make_unique<Event>();
+      TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(event->put(), cudaEventDisableTiming));
+    } else {
+      event = std::move(free_.back());
+      free_.pop_back();
+    }
+    return {event.release(),
+            [pool = shared_from_this()](Event* used) { pool->free_.emplace_back(used); }};
+  }
+
+ private:
+  std::vector<std::unique_ptr<Event>> free_;
+};
+
 class CudaDevice : public Device {
  public:
-  CudaDevice(int index, const DeviceOptions& options)
+  CudaDevice(int index, const DeviceOptions& options, std::shared_ptr<AlgorithmCache> algorithms)
       : index_(index),
         options_(options),
         selected_(index),
-        context_(index, spec_of(index, options), options) {
-    TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(communication_.put(), cudaStreamNonBlocking));
-    TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(reached_.put(), cudaEventDisableTiming));
+        context_(index, spec_of(index, options), options, std::move(algorithms)) {
+    add_lane();  // Lane::kCommunication
   }
 
   std::string name() const override { return concat("cuda:", index_); }
@@ -283,16 +313,23 @@ class CudaDevice : public Device {
                                          cudaMemcpyDefault,
                                          stream_of(lane)));
   }
-  void follow(Lane lane, Lane earlier) override {
-    TRAINRT_CUDA_CHECK(cudaEventRecord(reached_.get(), stream_of(earlier)));
-    TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(stream_of(lane), reached_.get(), 0));
+  LaneMark mark(Lane lane) override {
+    const std::shared_ptr<Event> event = marks_->take();
+    TRAINRT_CUDA_CHECK(cudaEventRecord(event->get(), stream_of(lane)));
+    return event;
+  }
+  void follow(Lane lane, const LaneMark& mark) override {
+    const auto event = std::static_pointer_cast<Event>(mark);
+    TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(stream_of(lane), event->get(), 0));
   }
   void fill_zero(void* device, int64_t bytes) override {
     TRAINRT_CUDA_CHECK(
         cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), context_.cuda_stream()));
   }
   void synchronize() override {
-    TRAINRT_CUDA_CHECK(cudaStreamSynchronize(communication_.get()));
+    for (const Stream& lane : lanes_) {
+      TRAINRT_CUDA_CHECK(cudaStreamSynchronize(lane.get()));
+    }
     TRAINRT_CUDA_CHECK(cudaStreamSynchronize(context_.cuda_stream()));
   }
   void profile(bool on) override {
@@ -310,8 +347,22 @@ class CudaDevice : public Device {
       nvtxRangePop();
     }
   }
+  bool records() const override { return options_.graphs && !profiles_; }
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& ask) override;
+  void replay(RecordedWork& work) override {
+    TRAINRT_CUDA_CHECK(
+        cudaGraphLaunch(dynamic_cast<RecordedGraph&>(work).graph.get(), context_.cuda_stream()));
+  }
   std::unique_ptr<Communicator> make_communicator(Communicator& group) override {
-    return make_nccl_communicator(group, index_, communication_.get(), options_.deadline);
+    NcclPlace place;
+    place.device = index_;
+    place.stream = stream_of(Lane::kCommunication);
+    place.deadline = options_.deadline;
+    place.add_lane = [this] {
+      const Lane lane = add_lane();
+      return std::pair(lane, stream_of(lane));
+    };
+    return make_nccl_communicator(group, place);
   }
 
  private:
@@ -320,18 +371,41 @@ class CudaDevice : public Device {
     explicit Selected(int index) { TRAINRT_CUDA_CHECK(cudaSetDevice(index)); }
   };
   cudaStream_t stream_of(Lane lane) {
-    return lane == Lane::kCompute ? context_.cuda_stream() : communication_.get();
+    return lane == Lane::kCompute ? context_.cuda_stream()
+                                  : lanes_.at(static_cast<size_t>(lane) - 1).get();
+  }
+  Lane add_lane() {
+    lanes_.emplace_back();
+    TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(lanes_.back().put(), cudaStreamNonBlocking));
+    return static_cast<Lane>(lanes_.size());
   }
 
   int index_;
   DeviceOptions options_;
   Selected selected_;
   Context context_;
-  Stream communication_;
+  std::deque<Stream> lanes_;  // after that of computation
+  std::shared_ptr<EventPool> marks_ = std::make_shared<EventPool>();
   bool profiles_ = false;
-  Event reached_;  // by one lane, for the other to wait for
   StagingRing staging_;
 };
+
+// Other threads, as those that watch communicators, go on calling the runtime meanwhile.
+std::unique_ptr<RecordedWork> CudaDevice::record(const std::function<void()>& ask) {
+  const cudaStream_t stream = context_.cuda_stream();
+  Owned<cudaGraph_t, cudaGraphDestroy> graph;
+  TRAINRT_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  try {
+    ask();
+  } catch (...) {
+    static_cast<void>(cudaStreamEndCapture(stream, graph.put()));
+    throw;
+  }
+  TRAINRT_CUDA_CHECK(cudaStreamEndCapture(stream, graph.put()));
+  auto recorded = std::make_unique<RecordedGraph>();
+  TRAINRT_CUDA_CHECK(cudaGraphInstantiate(recorded->graph.put(), graph.get(), 0));
+  return recorded;
+}
 
 std::unique_ptr<DeviceBuffer> CudaDevice::allocate(int64_t bytes) {
   size_t free_bytes = 0, total_bytes = 0;
@@ -399,8 +473,10 @@ class Module : public CudaModule {
     std::vector<CudaDeviceInfo> list;
     for (int i = 0; i < device_count(); ++i) {
       const cudaDeviceProp properties = properties_of(i);
-      list.push_back(
-          {properties.name, isa_of(properties), static_cast<int64_t>(properties.totalGlobalMem)});
+      list.push_back({properties.name,
+                      isa_of(properties),
+                      static_cast<int64_t>(properties.totalGlobalMem),
+                      uuid_of(properties)});
     }
     return list;
   }
@@ -408,8 +484,23 @@ class Module : public CudaModule {
   DeviceSpec device_spec(int index) const override { return spec_of(index, {}); }
 
   std::unique_ptr<Device> make_device(int index, const DeviceOptions& options) const override {
-    return std::make_unique<CudaDevice>(index, options);
+    return std::make_unique<CudaDevice>(index, options, algorithms(options.algorithm_cache));
   }
+
+ private:
+  // The devices of a process share what they have measured.
+  std::shared_ptr<AlgorithmCache> algorithms(const std::string& path) const {
+    const std::lock_guard lock(mutex_);
+    std::weak_ptr<AlgorithmCache>& known = algorithms_[path];
+    std::shared_ptr<AlgorithmCache> cache = known.lock();
+    if (cache == nullptr) {
+      known = cache = std::make_shared<AlgorithmCache>(path);
+    }
+    return cache;
+  }
+
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, std::weak_ptr<AlgorithmCache>> algorithms_;  // by path
 };
 
 }  // namespace

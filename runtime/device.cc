@@ -4,6 +4,14 @@
 
 namespace trainrt {
 
+std::unique_ptr<RecordedWork> Device::record(const std::function<void()>&) {
+  TRAINRT_FAIL(kInternal, name(), " records no work");
+}
+
+void Device::replay(RecordedWork&) {
+  TRAINRT_FAIL(kInternal, name(), " records no work");
+}
+
 std::unique_ptr<Device> make_device(int rank, const DeviceOptions& options) {
   return options.cuda_index ? cuda_module().make_device(*options.cuda_index, options)
                             : make_cpu_device(rank, options);

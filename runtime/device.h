@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,13 +29,20 @@ struct DeviceOptions {
   bool reference_kernels = false;
   std::optional<int> cuda_index;  // the GPU of this number; none: a share of the CPU
   bool deterministic = false;     // CUDA: only algorithms that give equal bits every time
+  std::string algorithm_cache;    // CUDA: file of measured choices; "": none
+  bool graphs = true;             // CUDA: kernels are recorded as graphs and replayed
   bool tf32 = false;              // CUDA: float32 products may round their operands to TF32
   std::chrono::milliseconds deadline = std::chrono::seconds(60);  // of collectives
 };
 
-// The two orders of work of a device. On a CPU everything happens at once and there is no
-// difference; on a GPU they are streams, and one waits for the other only where it is told to.
-enum class Lane : uint8_t { kCompute, kCommunication };
+// All that was asked of a lane when it was made; null on a CPU.
+using LaneMark = std::shared_ptr<void>;
+
+// Work that a device has recorded.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+};
 
 class Device {
  public:
@@ -61,14 +69,23 @@ class Device {
   void copy(void* to, const void* from, int64_t bytes, Lane lane = Lane::kCompute) {
     copy_rows(to, bytes, from, bytes, bytes, 1, lane);
   }
-  // What is asked of `lane` from now on runs after all that has been asked of `earlier` so far.
-  virtual void follow(Lane lane, Lane earlier) = 0;
-  // Waits until both lanes have done all that was asked of them.
+  // What is asked of `lane` from now on runs after what `mark` stands for, or all that has been
+  // asked of `earlier` so far.
+  virtual LaneMark mark(Lane lane) = 0;
+  virtual void follow(Lane lane, const LaneMark& mark) = 0;
+  void follow(Lane lane, Lane earlier) { follow(lane, mark(earlier)); }
+  // Waits until all lanes have done all that was asked of them.
   virtual void synchronize() = 0;
 
   // Collective over `group`: a communicator between the same ranks for tensors in the memory of
-  // their devices, working on Lane::kCommunication; null where `group` itself can read that memory.
+  // their devices, working on lanes of this one; null where `group` itself can read that memory.
   virtual std::unique_ptr<Communicator> make_communicator(Communicator& group) = 0;
+
+  // Whether work can be recorded: what `ask` asks of Lane::kCompute is not done but kept, to be
+  // done as often as it is replayed, with the same addresses and numbers.
+  virtual bool records() const { return false; }
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& ask);
+  virtual void replay(RecordedWork& work);
 
   // To be called once on each thread that will run kernels, before the first of them.
   virtual void attach_thread() {}

@@ -7,31 +7,17 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "graph/evaluator.h"
 #include "runtime/bound_program.h"
 #include "runtime/communication_node.h"
+#include "runtime/node_runner.h"
 
 namespace trainrt {
-
-Communicator& RankCommunicators::of_tensors(const std::string& name) const {
-  if (const auto at = on_device.find(name); at != on_device.end()) {
-    return *at->second;
-  }
-  Communicator* found = name == "data"       ? data
-                        : name == "tensor"   ? tensor
-                        : name == "pipeline" ? pipeline
-                        : name == "world"    ? world
-                                             : nullptr;
-  TRAINRT_CHECK(found != nullptr, "no communicator for group '", name, "' on this rank");
-  return *found;
-}
 
 namespace {
 
@@ -65,7 +51,8 @@ struct Executor::Impl {
   size_t loaded = 0;  // the program in whose layout persistent tensors lie
   std::unique_ptr<DeviceBuffer> arena;
   std::unique_ptr<DeviceBuffer> host_arena;
-  std::vector<std::span<std::byte>> communicated;  // memory that the communication lane works on
+  NodeRunner nodes;
+  CommunicatedMemory& communicated;
   struct Noted {
     double* to;
     DType dtype;
@@ -76,12 +63,13 @@ struct Executor::Impl {
   StepResult totals;  // of the running step
   StepSums sums;      // what they are added up from
   double loss_seed = 0;
-  StepTrace* trace = nullptr;
-  std::string running_cell;  // when tracing, and since when it computes
-  StepTrace::Clock::time_point computing_since;
 
   Impl(Device& d, RankCommunicators c, std::vector<std::string> names)
-      : device(d), communicators(c), input_names(std::move(names)) {}
+      : device(d),
+        communicators(c),
+        input_names(std::move(names)),
+        nodes(d, c),
+        communicated(nodes.communicated()) {}
 
   std::byte* address(const BoundProgram& bound, const TensorAddress& at, int micro_batch) const {
     const bool on_host = at.region == ArenaRegion::kHost;
@@ -144,17 +132,17 @@ struct Executor::Impl {
   Tensor read(const std::string& name) const {
     const BoundTensor& tensor = persistent(name);
     Tensor copy(tensor.value->type.dtype, tensor.value->type.shape);
-    device.copy_to_host(copy.raw(), address(programs[loaded], *tensor.at, 0), copy.bytes());
+    copy_to_host(copy.raw(), address(programs[loaded], *tensor.at, 0), copy.bytes());
     return copy;
   }
 
   // ---- running -------------------------------------------------------------------------------
 
   double read_scalar(const BoundProgram& bound, const BoundTensor& tensor, int micro_batch) {
-    await_communication(address(bound, *tensor.at, micro_batch), tensor.value->type.bytes());
+    communicated.await(address(bound, *tensor.at, micro_batch), tensor.value->type.bytes(), false);
     alignas(8) std::byte bytes[8];
     const DType dtype = tensor.value->type.dtype;
-    device.copy_to_host(bytes, address(bound, *tensor.at, micro_batch), dtype_bytes(dtype));
+    copy_to_host(bytes, address(bound, *tensor.at, micro_batch), dtype_bytes(dtype));
     return scalar_of(dtype, bytes);
   }
 
@@ -193,7 +181,7 @@ struct Executor::Impl {
                    const StepFeed& feed) {
     for (const BoundTensor& tensor : phase.feeds) {
       void* to = address(bound, *tensor.at, micro_batch);
-      await_communication(to, tensor.value->type.bytes());
+      communicated.await(to, tensor.value->type.bytes(), true);
       if (tensor.feed < 0) {
         write_runtime_input(tensor, to, micro_batch, feed);
         continue;
@@ -215,122 +203,15 @@ struct Executor::Impl {
     }
   }
 
-  // ---- tracing: a cell computes but for the time that its communication takes ------------------
-
-  // On a GPU the host runs ahead of what is timed: a trace waits for it.
-  StepTrace::Clock::time_point traced_now() {
+  // What a GPU was to receive is undefined when communication has failed.
+  void synchronize() {
     device.synchronize();
-    return StepTrace::Clock::now();
+    communicators.require_alive();
   }
 
-  StepTrace::Clock::time_point trace_communication_begin() {
-    const StepTrace::Clock::time_point now =
-        trace == nullptr ? StepTrace::Clock::time_point() : traced_now();
-    if (trace != nullptr) {
-      trace->add(running_cell, TraceLane::kCompute, computing_since, now);
-    }
-    return now;
-  }
-
-  // What waits for a peer's message is a bubble; a collective is communication.
-  void trace_communication_end(const BoundNode& node, StepTrace::Clock::time_point begin) {
-    if (trace == nullptr) {
-      return;
-    }
-    computing_since = traced_now();
-    const bool waits = node.node->op_type == comm_op::kRecv;
-    const TensorRef& moved = node.outputs.empty() ? node.inputs[0] : node.outputs[0];
-    trace->add(node.node->name,
-               waits ? TraceLane::kBubble : TraceLane::kCommunication,
-               begin,
-               computing_since,
-               moved.type->bytes());
-  }
-
-  void trace_cell_begin(const Cell& cell) {
-    if (trace != nullptr) {
-      running_cell = cell_name(cell);
-      computing_since = traced_now();
-    }
-  }
-
-  void trace_cell_end() {
-    if (trace != nullptr) {
-      trace->add(running_cell, TraceLane::kCompute, computing_since, traced_now());
-    }
-  }
-
-  // ---- the communication lane ------------------------------------------------------------------
-  //
-  // Communication begins when all earlier computation is done, and computation goes on beside it
-  // until it touches memory that communication works on. Memory is compared by address, not tensors
-  // by name: the plan lays tensors over each other.
-
-  void run_communication(BoundNode& node) {
-    device.follow(Lane::kCommunication, Lane::kCompute);
-    const auto begin = trace_communication_begin();
-    run_communication_node(
-        *node.node, node.inputs, node.outputs, node.workspace, communicators, device);
-    trace_communication_end(node, begin);
-    for (const std::vector<TensorRef>* refs : {&node.inputs, &node.outputs}) {
-      for (const TensorRef& ref : *refs) {
-        if (ref.type != nullptr) {
-          communicated.emplace_back(static_cast<std::byte*>(ref.data),
-                                    static_cast<size_t>(ref.type->bytes()));
-        }
-      }
-    }
-    communicated.push_back(node.workspace);
-  }
-
-  void await_communication(const void* data, int64_t bytes) {
-    const std::byte* begin = static_cast<const std::byte*>(data);
-    const std::byte* end = begin + bytes;
-    for (const std::span<std::byte>& range : communicated) {
-      if (range.data() < end && begin < range.data() + range.size()) {
-        await_communication();
-        return;
-      }
-    }
-  }
-
-  void await_communication() {
-    if (!communicated.empty()) {
-      device.follow(Lane::kCompute, Lane::kCommunication);
-      communicated.clear();
-    }
-  }
-
-  // ---- nodes and phases ------------------------------------------------------------------------
-
-  void run_node(BoundNode& node, const StepContext& step) {
-    if (!node.kernel) {
-      run_communication(node);
-      return;
-    }
-    for (const std::vector<TensorRef>* refs : {&node.inputs, &node.outputs}) {
-      for (const TensorRef& ref : *refs) {
-        if (ref.type != nullptr) {
-          await_communication(ref.data, ref.type->bytes());
-        }
-      }
-    }
-    await_communication(node.workspace.data(), static_cast<int64_t>(node.workspace.size()));
-    const double speed = device.speed();
-    const auto start =
-        speed < 1 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
-    KernelContext context(
-        *node.node, node.inputs, node.outputs, node.workspace, device.context(), step);
-    try {
-      node.kernel(context);
-    } catch (Error& error) {
-      error.add_context(concat("in node '", node.node->name, "' (", node.node->op_type, ")"));
-      throw;
-    }
-    if (speed < 1) {
-      const auto elapsed = std::chrono::steady_clock::now() - start;
-      std::this_thread::sleep_for(elapsed * (1 / speed - 1));
-    }
+  void copy_to_host(void* host, const void* from, int64_t bytes) const {
+    device.copy_to_host(host, from, bytes);
+    communicators.require_alive();
   }
 
   // ---- the step's sums --------------------------------------------------------------------------
@@ -348,7 +229,7 @@ struct Executor::Impl {
     }
     const void* from = address(bound, *tensor.at, micro_batch);
     const int64_t bytes = tensor.value->type.bytes();
-    await_communication(from, bytes);
+    communicated.await(from, bytes, false);
     TRAINRT_CHECK(static_cast<int64_t>(noted.size() + 1) * kResultBytes <= results->bytes());
     device.copy(results->data() + static_cast<int64_t>(noted.size()) * kResultBytes, from, bytes);
     noted.push_back({&to, tensor.value->type.dtype});
@@ -359,7 +240,7 @@ struct Executor::Impl {
       return;
     }
     std::vector<std::byte> host(noted.size() * kResultBytes);
-    device.copy_to_host(host.data(), results->data(), static_cast<int64_t>(host.size()));
+    copy_to_host(host.data(), results->data(), static_cast<int64_t>(host.size()));
     for (size_t i = 0; i < noted.size(); ++i) {
       *noted[i].to += scalar_of(noted[i].dtype, host.data() + i * kResultBytes);
     }
@@ -380,11 +261,7 @@ struct Executor::Impl {
       step.first_sample = static_cast<uint64_t>(
           bound.program->micro_batches[static_cast<size_t>(micro_batch)].first_sample);
     }
-    for (size_t i = 0; i < phase.nodes.size(); ++i) {
-      if (communicators.world != nullptr) {
-        communicators.world->throw_if_failed();
-      }
-      BoundNode& node = phase.nodes[i];
+    for (BoundNode& node : phase.nodes) {
       for (const StashPatch& patch : node.patches) {
         std::byte* data = address(bound, *patch.at, micro_batch);
         if (patch.ref != nullptr) {
@@ -393,10 +270,10 @@ struct Executor::Impl {
           node.workspace = {data, node.workspace.size()};
         }
       }
-      device.begin_node(node.node->name);
-      run_node(node, step);
-      device.end_node();
-      if (i == phase.grad_norm_node) {
+    }
+    for (Segment& segment : phase.segments) {
+      nodes.run(phase, segment, step);
+      if (segment.end == phase.grad_norm_node + 1) {
         totals.grad_norm = read_scalar(bound, phase.grad_norm, micro_batch);
         totals.has_grad_norm = true;
         totals.skipped = feed.skip_overflow && !std::isfinite(totals.grad_norm);
@@ -409,8 +286,8 @@ struct Executor::Impl {
       void* to = address(bound, *update.target.at, 0);
       const void* from = address(bound, *update.source.at, micro_batch);
       const int64_t bytes = update.target.value->type.bytes();
-      await_communication(to, bytes);
-      await_communication(from, bytes);
+      communicated.await(to, bytes, true);
+      communicated.await(from, bytes, false);
       device.copy(to, from, bytes);
     }
     const auto add = [&](const BoundTensor& tensor, std::vector<double>& to) {
@@ -435,6 +312,8 @@ struct Executor::Impl {
                     ", so training stops before it is made use of. Look for bad values in "
                     "the data, or try a smaller --lr, --warmup-steps or --clip-norm");
   }
+
+  StepResult run_step(int program, const StepFeed& feed);
 
   void count_items(const StepFeed& feed) {
     collect_results();
@@ -482,64 +361,75 @@ void Executor::load() {
     bind_persistent(bound);
     bind_program(bound, impl_->arena->data(), impl_->host_arena->data(), impl_->input_names);
   }
+  for (const auto& [group, communicator] : impl_->communicators.on_device) {
+    std::vector<Message> messages;
+    for (BoundProgram& bound : impl_->programs) {
+      const std::vector<Message> more = messages_of(bound, group);
+      messages.insert(messages.end(), more.begin(), more.end());
+    }
+    communicator->expect_messages(messages);
+  }
   impl_->write_constants(impl_->programs.at(0));
   impl_->device.synchronize();
 }
 
+// A rank that fails gives up at once what its GPU waits for: peers that never come would keep it
+// from freeing its memory.
 StepResult Executor::run_step(int program, const StepFeed& feed) {
-  Impl& impl = *impl_;
-  impl.switch_layout(static_cast<size_t>(program));
-  BoundProgram& bound = impl.programs[static_cast<size_t>(program)];
+  try {
+    return impl_->run_step(program, feed);
+  } catch (const std::exception& error) {
+    impl_->communicators.abort(error.what());
+    throw;
+  }
+}
+
+StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
+  switch_layout(static_cast<size_t>(program));
+  BoundProgram& bound = programs[static_cast<size_t>(program)];
   const std::vector<Cell>& cells = bound.program->cells;
   const std::optional<PhaseKind> changes = phase_of_update(*bound.program);
-  impl.totals = StepResult{};
-  impl.sums = StepSums(bound.program->num_shards);
-  impl.noted.clear();
+  totals = StepResult{};
+  sums = StepSums(bound.program->num_shards);
+  noted.clear();
   for (const ProgramVariant& variant : bound.program->variants) {
-    impl.totals.has_correct = impl.totals.has_correct || variant.correct != kNoValue;
+    totals.has_correct = totals.has_correct || variant.correct != kNoValue;
   }
   bool counted = false;   // N is known
   bool combined = false;  // and the loss of all ranks
   for (const Cell& cell : cells) {
     if (!counted && cell.phase != PhaseKind::kCount) {
-      impl.count_items(feed);
+      count_items(feed);
       counted = true;
     }
     if (!combined && cell.phase == changes) {
-      impl.collect_results();
-      combine_step(impl.totals, impl.sums, bound.program->coordinates, impl.communicators);
+      collect_results();
+      combine_step(totals, sums, bound.program->coordinates, communicators);
       combined = true;
-      Impl::check_finite(impl.totals.loss(), "the loss", feed);
+      check_finite(totals.loss(), "the loss", feed);
     }
-    const size_t variant =
-        cell.micro_batch < 0
-            ? 0
-            : static_cast<size_t>(
-                  bound.program->micro_batches[static_cast<size_t>(cell.micro_batch)].variant);
-    for (BoundPhase& phase : bound.variants[variant].phases) {
-      if (phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage) {
-        impl.trace_cell_begin(cell);
-        impl.run_phase(bound, phase, cell.micro_batch, feed);
-        impl.trace_cell_end();
-      }
+    for (BoundPhase* phase : bound.phases_of(cell)) {
+      nodes.begin_cell(cell);
+      run_phase(bound, *phase, cell.micro_batch, feed);
+      nodes.end_cell();
     }
   }
   if (!counted) {
-    impl.count_items(feed);  // a rank without a share of the samples still takes part
+    count_items(feed);  // a rank without a share of the samples still takes part
   }
   if (!combined) {
-    impl.collect_results();
-    combine_step(impl.totals, impl.sums, bound.program->coordinates, impl.communicators);
-    Impl::check_finite(impl.totals.loss(), "the loss", feed);
+    collect_results();
+    combine_step(totals, sums, bound.program->coordinates, communicators);
+    check_finite(totals.loss(), "the loss", feed);
   }
-  impl.collect_results();
-  impl.await_communication();
-  impl.device.synchronize();
-  return impl.totals;
+  collect_results();
+  communicated.await_all();
+  synchronize();
+  return totals;
 }
 
 void Executor::set_trace(StepTrace* trace) {
-  impl_->trace = trace;
+  impl_->nodes.set_trace(trace);
 }
 
 Tensor Executor::read(const std::string& name) const {

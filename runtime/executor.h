@@ -5,7 +5,6 @@
 // their addresses, so a step may run any of them. Used from one thread.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,24 +13,10 @@
 #include "parallel/memory_plan.h"
 #include "parallel/program.h"
 #include "runtime/device.h"
+#include "runtime/rank_communicators.h"
 #include "runtime/run_trace.h"
 
 namespace trainrt {
-
-// The communicators of one rank, by mesh axis, for numbers in host memory. Null where the axis has
-// one rank.
-struct RankCommunicators {
-  Communicator* world = nullptr;
-  Communicator* data = nullptr;
-  Communicator* tensor = nullptr;
-  Communicator* pipeline = nullptr;
-  // For tensors, by the same names ("data" ...), where the others cannot read the device's memory.
-  std::map<std::string, Communicator*> on_device = {};
-
-  // The communicator that moves tensors of this mesh axis. Throws kInternal for an unknown group
-  // and for one that does not exist on this rank.
-  Communicator& of_tensors(const std::string& name) const;
-};
 
 // What one step is fed with.
 struct StepFeed {

@@ -305,6 +305,14 @@ Environment process_environment() {
   };
 }
 
+std::string cache_file(const Environment& environment, const std::string& name) {
+  if (const auto folder = environment("XDG_CACHE_HOME"); folder && !folder->empty()) {
+    return *folder + "/trainrt/" + name;
+  }
+  const auto home = environment("HOME");
+  return home && !home->empty() ? *home + "/.cache/trainrt/" + name : "";
+}
+
 std::optional<Launch> find_launch(const Environment& environment) {
   const Variables variables(environment);
   std::optional<Launch> launch = launch_by_rule(variables);

@@ -31,6 +31,10 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 
 Environment process_environment();
 
+// A file that this program keeps between runs, in $XDG_CACHE_HOME/trainrt or ~/.cache/trainrt; ""
+// where there is neither.
+std::string cache_file(const Environment& environment, const std::string& name);
+
 struct Launch {
   std::string launcher;  // its name, for messages
   RankPlace place;

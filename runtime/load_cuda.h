@@ -16,6 +16,7 @@ struct CudaDeviceInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   std::string isa;   // "sm_90"
   int64_t memory_bytes = 0;
+  std::string uuid;  // unlike any other GPU's
 };
 
 class CudaModule {

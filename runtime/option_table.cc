@@ -268,6 +268,18 @@ std::vector<OptionDef> plan_options() {
       number("threads", p | kDeviceOptions, &O::threads, "CPU threads per rank (0: cores / ranks)"),
       number("nproc", p, &O::nproc, "processes to start on this machine", 1),
       number("deadline", p, &O::deadline, "seconds a rank waits for another", 1e-3),
+      text("cuda-graphs",
+           p,
+           &O::cuda_graphs,
+           "WHEN",
+           "on or off: kernels of a step are recorded as CUDA graphs and replayed",
+           {"on", "off"}),
+      text("algorithm-cache",
+           p,
+           &O::algorithm_cache,
+           "FILE",
+           "where measured choices of GPU algorithms are kept, or none "
+           "(~/.cache/trainrt/algorithms)"),
       toggle("deterministic", p, &O::deterministic, "on GPUs too, equal bits in every run"),
   };
 }

@@ -72,6 +72,8 @@ struct Options {
   int64_t nproc = 1;
   double deadline = 60;
   bool deterministic = false;
+  std::string cuda_graphs = "on";
+  std::string algorithm_cache;
 
   // run
   std::string checkpoint_dir;

@@ -9,6 +9,7 @@
 #include "parallel/plan_annotation.h"
 #include "planner/planner.h"
 #include "runtime/file_bytes.h"
+#include "runtime/launcher.h"
 #include "runtime/load_cuda.h"
 #include "runtime/machine.h"
 
@@ -169,18 +170,37 @@ bool wants_search(const Options& options, const std::vector<DeviceOptions>& devi
          options.offload == "optimizer";
 }
 
-std::vector<DeviceOptions> cuda_rank_devices(const Options& options, int num_processes) {
+// The GPU of each rank: all that are named, or of several processes each one's own among them. A
+// launcher may let each process see but one.
+std::vector<int> cuda_indices_of_ranks(const Options& options, const Processes& processes) {
   const std::vector<int> indices = cuda_device_indices(options.devices);
-  TRAINRT_REQUIRE(num_processes == 1,
-                  kUnsupported,
+  if (processes.count == 1) {
+    return indices;
+  }
+  TRAINRT_REQUIRE(indices.size() == 1 || indices.size() >= static_cast<size_t>(processes.local),
+                  kInvalidArgument,
                   "--devices ",
                   options.devices,
-                  " in several processes is not supported yet; one process drives all GPUs of this "
-                  "machine");
+                  " are ",
+                  indices.size(),
+                  " GPUs, but ",
+                  processes.local,
+                  " processes were started on this machine: each drives one");
+  const size_t own = indices.size() == 1 ? 0 : static_cast<size_t>(processes.local_rank);
+  return std::vector<int>(static_cast<size_t>(processes.count), indices[own]);
+}
+
+std::vector<DeviceOptions> cuda_rank_devices(const Options& options, const Processes& processes) {
+  const std::vector<int> indices = cuda_indices_of_ranks(options, processes);
   std::vector<DeviceOptions> devices(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) {
     devices[i].cuda_index = indices[i];
     devices[i].deterministic = options.deterministic;
+    devices[i].graphs = options.cuda_graphs == "on";
+    devices[i].algorithm_cache = options.algorithm_cache.empty()
+                                     ? cache_file(process_environment(), "algorithms")
+                                 : options.algorithm_cache == "none" ? ""
+                                                                     : options.algorithm_cache;
     devices[i].tf32 = options.precision == "tf32";
     devices[i].deadline = std::chrono::milliseconds(static_cast<int64_t>(options.deadline * 1000));
   }
@@ -200,15 +220,14 @@ PlanPins plan_pins(const Options& options) {
   return pins_from(options);
 }
 
-std::vector<DeviceOptions> rank_devices(const Options& options,
-                                        int num_processes,
-                                        int num_local_processes) {
+std::vector<DeviceOptions> rank_devices(const Options& options, const Processes& processes) {
+  const int num_processes = processes.count;
   std::vector<DeviceOptions> devices;
   TRAINRT_REQUIRE(options.profile_first == 0 || names_cuda(options.devices),
                   kInvalidArgument,
                   "--profile-steps is for --devices cuda");
   if (names_cuda(options.devices)) {
-    devices = cuda_rank_devices(options, num_processes);
+    devices = cuda_rank_devices(options, processes);
   } else if (!options.cluster.empty()) {
     const Topology topology = load_cluster(options.cluster);
     for (int d = 0; d < topology.num_devices(); ++d) {
@@ -251,7 +270,7 @@ std::vector<DeviceOptions> rank_devices(const Options& options,
   }
   const int ranks = static_cast<int>(devices.size());
   check_degrees(options, ranks);
-  const int local_ranks = num_processes == 1 ? ranks : num_local_processes;
+  const int local_ranks = num_processes == 1 ? ranks : processes.local;
   const int threads = options.threads > 0 ? static_cast<int>(options.threads)
                                           : std::max(1, num_usable_cores() / local_ranks);
   for (DeviceOptions& device : devices) {

@@ -11,11 +11,16 @@
 
 namespace trainrt {
 
+// The processes of a run, those of them on this machine, and which of the latter this one is.
+struct Processes {
+  int count = 1;
+  int local = 1;
+  int local_rank = 0;
+};
+
 // One entry per rank, from --devices, --cluster and --threads. Of several processes each is one
-// rank; `num_local_processes` of them share this machine.
-std::vector<DeviceOptions> rank_devices(const Options& options,
-                                        int num_processes,
-                                        int num_local_processes);
+// rank.
+std::vector<DeviceOptions> rank_devices(const Options& options, const Processes& processes);
 
 // --plan, else what the planner finds within --dp, --tp, --pp and the other pins; one device
 // without a memory limit needs no search. Throws kInvalidArgument for pins that contradict each

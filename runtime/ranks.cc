@@ -1,6 +1,7 @@
 #include "runtime/ranks.h"
 
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -41,6 +42,35 @@ Ranks::Ranks(const std::optional<RankPlace>& place, double deadline_seconds)
 
 std::optional<int> Ranks::only_rank() const {
   return rendezvous_ ? std::optional<int>(rendezvous_->rank()) : std::nullopt;
+}
+
+int Ranks::local_rank() const {
+  int before = 0;
+  for (int rank = 0; rendezvous_ && rank < rendezvous_->rank(); ++rank) {
+    before += rendezvous_->host_of(rank) == rendezvous_->host_of(rendezvous_->rank());
+  }
+  return before;
+}
+
+void Ranks::differ(const std::string& what, const std::string& own) {
+  if (!rendezvous_) {
+    return;
+  }
+  const std::string host = rendezvous_->host_of(rendezvous_->rank());
+  std::map<std::string, size_t> first;  // rank with it
+  const std::vector<std::string> all = rendezvous_->exchange(what, host + " " + own);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto [at, is_new] = first.try_emplace(all[rank], rank);
+    TRAINRT_REQUIRE(is_new,
+                    kInvalidArgument,
+                    "ranks ",
+                    at->second,
+                    " and ",
+                    rank,
+                    " have the same ",
+                    what,
+                    "; each process needs one of its own");
+  }
 }
 
 void Ranks::agree(const Facts& facts) {

@@ -19,6 +19,7 @@ class Ranks {
 
   int num_processes() const { return rendezvous_ ? rendezvous_->world_size() : 1; }
   int num_local_processes() const { return rendezvous_ ? rendezvous_->num_local_ranks() : 1; }
+  int local_rank() const;  // of this process among those of its machine
   // The only rank of this process; nothing when it runs all of them.
   std::optional<int> only_rank() const;
   // Rank 0 prints, and writes what is written once.
@@ -26,6 +27,9 @@ class Ranks {
 
   // Throws kInvalidArgument when processes were started with different things. Collective.
   void agree(const Facts& facts);
+  // Throws kInvalidArgument when two processes of a machine have the same of something, as a GPU
+  // that only one may have. Collective.
+  void differ(const std::string& what, const std::string& own);
 
   // Calls body(rank, world) for every rank of this process; a run of one rank has no communicator.
   // A rank that fails releases the others; the first failure is rethrown, preferably one that is

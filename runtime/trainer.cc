@@ -17,6 +17,7 @@
 #include "runtime/eval_result.h"
 #include "runtime/executor.h"
 #include "runtime/file_bytes.h"
+#include "runtime/load_cuda.h"
 #include "runtime/loss_scaler.h"
 #include "runtime/metrics.h"
 #include "runtime/parameter_store.h"
@@ -490,8 +491,12 @@ void check_outputs(const Options& options) {
 
 Run prepare(const Options& options, bool evaluate, Ranks& ranks) {
   check_flags(options);
-  const std::vector<DeviceOptions> devices =
-      rank_devices(options, ranks.num_processes(), ranks.num_local_processes());
+  const std::vector<DeviceOptions> devices = rank_devices(
+      options, {ranks.num_processes(), ranks.num_local_processes(), ranks.local_rank()});
+  if (devices[0].cuda_index && ranks.num_processes() > 1) {
+    const size_t own = static_cast<size_t>(*devices[0].cuda_index);
+    ranks.differ("GPU", cuda_module().devices().at(own).uuid);
+  }
   Run run{options, make_training_job(options, evaluate), devices, {}, {}, {}, {}, {}, 0};
   run.only_rank = ranks.only_rank();
   int64_t first_step = 0, position = 0;
@@ -519,19 +524,21 @@ Run prepare(const Options& options, bool evaluate, Ranks& ranks) {
 }  // namespace
 
 int train(const Options& options) {
-  return with_ranks(options, [&](Ranks& ranks) {
-    if (options.is_given("config") || options.is_given("set")) {
-      log_info(
-          "configuration:\n",
-          resolved_config(options, kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions));
-    }
-    catch_stop_signals();
-    check_outputs(options);
-    Run run = prepare(options, false, ranks);
-    ranks.run(static_cast<int>(run.ranks.size()),
-              [&](int rank, Communicator* world) { RankRunner(run, rank, world).train(); });
-    return run.exit_code;
-  });
+  return with_ranks(options, [&](Ranks& ranks) { return train_ranks(options, ranks); });
+}
+
+int train_ranks(const Options& options, Ranks& ranks) {
+  if (options.is_given("config") || options.is_given("set")) {
+    log_info(
+        "configuration:\n",
+        resolved_config(options, kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions));
+  }
+  catch_stop_signals();
+  check_outputs(options);
+  Run run = prepare(options, false, ranks);
+  ranks.run(static_cast<int>(run.ranks.size()),
+            [&](int rank, Communicator* world) { RankRunner(run, rank, world).train(); });
+  return run.exit_code;
 }
 
 int evaluate(const Options& options) {

@@ -16,8 +16,9 @@ constexpr size_t kBias = 2, kTerm = 3;
 
 class EpilogueFusion {
  public:
-  explicit EpilogueFusion(RankGraph& rank_graph)
+  EpilogueFusion(RankGraph& rank_graph, Backend backend)
       : rank_graph_(rank_graph),
+        backend_(backend),
         graph_(rank_graph.local.graph),
         consumers_(graph_.consumers()),
         phase_of_(static_cast<size_t>(graph_.num_nodes()), -1),
@@ -52,8 +53,9 @@ class EpilogueFusion {
            std::find(fetched_.begin(), fetched_.end(), id) == fetched_.end();
   }
 
-  // The product of the same phase that makes `id` and can take one more addition. float32 alone:
-  // narrower types would be rounded once less than by nodes of their own.
+  // The product of the same phase that makes `id` and can take one more addition. On a CPU float32
+  // alone: narrower types would be rounded once less than by nodes of their own. cuBLASLt adds
+  // before it rounds, and knows no float64 here.
   NodeId product_of(ValueId id, NodeId add) const {
     const NodeId producer = graph_.value(id).producer;
     if (producer == kNoNode || !vanishes(id) ||
@@ -64,7 +66,10 @@ class EpilogueFusion {
     const Node& node = graph_.node(producer);
     const bool open =
         node.op_type == "MatMul" || (node.op_type == "MatMulAdd" && node.inputs[kTerm] == kNoValue);
-    return open && graph_.value(id).type.dtype == DType::kFloat32 ? producer : kNoNode;
+    const DType dtype = graph_.value(id).type.dtype;
+    const bool low = dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+    const bool takes = dtype == DType::kFloat32 || (low && backend_ == Backend::kCuda);
+    return open && takes ? producer : kNoNode;
   }
 
   bool is_bias(ValueId id, const Shape& sum) const {
@@ -121,6 +126,7 @@ class EpilogueFusion {
   }
 
   RankGraph& rank_graph_;
+  Backend backend_;
   Graph& graph_;
   std::vector<std::vector<NodeId>> consumers_;
   std::vector<int> phase_of_;
@@ -130,8 +136,8 @@ class EpilogueFusion {
 
 }  // namespace
 
-void fuse_epilogues(RankGraph& rank_graph) {
-  EpilogueFusion(rank_graph).run();
+void fuse_epilogues(RankGraph& rank_graph, Backend backend) {
+  EpilogueFusion(rank_graph, backend).run();
 }
 
 }  // namespace trainrt

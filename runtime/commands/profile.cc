@@ -16,7 +16,7 @@ const RegisterCommand kProfile{{
     .max_arguments = 0,
     .run =
         [](const Options& options) {
-          const MachineProfile profile = profile_machine(rank_devices(options, 1, 1));
+          const MachineProfile profile = profile_machine(rank_devices(options, {}));
           write_result(profile_yaml(profile, "this-cpu"), options);
           return 0;
         },

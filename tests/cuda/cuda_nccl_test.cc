@@ -1,190 +1,247 @@
-// The NCCL communicator on the double: ranks are threads, each with a device, and tensors lie
-// there.
+// The NCCL communicator on the double: ranks are threads, each with a device. It passes the suite
+// of all communicators, and what is its own: calls that return before they have taken place.
 #include <gmock/gmock.h>
 
 #include <atomic>
-#include <chrono>
-#include <thread>
+#include <cstring>
 
 #include "parallel/nccl_communicator.h"
 #include "parallel/thread_communicator.h"
+#include "runtime/device.h"
 #include "runtime/load_cuda.h"
 #include "tests/cuda_double/cuda_double.h"
+#include "tests/parallel/communicator_suite.h"
 
-namespace trainrt::testing {
+namespace trainrt {
 namespace {
 
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-using Words = std::vector<int64_t>;
-
-// One rank: its device, its communicator, and words that go there and back.
-class Rank {
+// A rank's device and communicator for tensors in the host's memory: they go to the device and come
+// back, which waits for the call.
+class HostRank : public Communicator {
  public:
-  Rank(Communicator& world, std::chrono::milliseconds deadline)
-      : device_(make(world.rank(), deadline)), communicator_(device_->make_communicator(world)) {}
-
-  Communicator& communicator() { return *communicator_; }
-  // Device memory that holds `words`.
-  int64_t* put(const Words& words) {
-    const int64_t bytes = static_cast<int64_t>(words.size() * sizeof(int64_t));
-    buffers_.push_back(device_->allocate(std::max<int64_t>(bytes, 8)));
-    if (bytes > 0) {
-      device_->copy_to_device(buffers_.back()->data(), words.data(), bytes);
-      device_->follow(Lane::kCommunication, Lane::kCompute);
-    }
-    return reinterpret_cast<int64_t*>(buffers_.back()->data());
+  HostRank(std::unique_ptr<Communicator> world, std::chrono::milliseconds deadline)
+      : world_(std::move(world)), device_(make(world_->rank(), deadline)) {
+    owned_ = device_->make_communicator(*world_);
+    own_ = owned_.get();
   }
-  Words get(const int64_t* data, size_t count) {
-    Words words(count);
-    device_->follow(Lane::kCompute, Lane::kCommunication);
-    device_->copy_to_host(words.data(), data, static_cast<int64_t>(count * sizeof(int64_t)));
-    return words;
+  HostRank(const HostRank& whole, std::unique_ptr<Communicator> part)
+      : device_(whole.device_), owned_(std::move(part)), own_(owned_.get()) {}
+
+  Communicator& communicator() { return *own_; }
+  Device& device() { return *device_; }
+  int rank() const override { return own_->rank(); }
+  int world_size() const override { return own_->world_size(); }
+
+  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
+    const int64_t bytes = count * dtype_bytes(dtype);
+    std::byte* there = put(data, bytes);
+    own_->all_reduce(there, count, dtype, reduction);
+    get(data, there, bytes);
+  }
+  void reduce_scatter(const void* input,
+                      void* output,
+                      const std::vector<int64_t>& counts,
+                      DType dtype,
+                      ReductionKind reduction) override {
+    std::byte* from = put(input, bytes_of(counts, dtype));
+    std::byte* to = room(own(counts, dtype));
+    own_->reduce_scatter(from, to, counts, dtype, reduction);
+    get(output, to, own(counts, dtype));
+  }
+  void all_gather(const void* input,
+                  void* output,
+                  const std::vector<int64_t>& counts,
+                  DType dtype) override {
+    std::byte* from = put(input, own(counts, dtype));
+    std::byte* to = room(bytes_of(counts, dtype));
+    own_->all_gather(from, to, counts, dtype);
+    get(output, to, bytes_of(counts, dtype));
+  }
+  void all_to_all(const void* input,
+                  const std::vector<int64_t>& send_counts,
+                  void* output,
+                  const std::vector<int64_t>& recv_counts,
+                  DType dtype) override {
+    std::byte* from = put(input, bytes_of(send_counts, dtype));
+    std::byte* to = room(bytes_of(recv_counts, dtype));
+    own_->all_to_all(from, send_counts, to, recv_counts, dtype);
+    get(output, to, bytes_of(recv_counts, dtype));
+  }
+  void broadcast(void* data, int64_t bytes, int root) override {
+    std::byte* there = put(data, bytes);
+    own_->broadcast(there, bytes, root);
+    get(data, there, bytes);
+  }
+  void send(const void* data, int64_t bytes, int peer, int tag) override {
+    const Lane lane = own_->lane_of({peer, tag, true});
+    std::byte* there = put(data, bytes, lane);
+    own_->send(there, bytes, peer, tag);
+  }
+  void recv(void* data, int64_t bytes, int peer, int tag) override {
+    const Lane lane = own_->lane_of({peer, tag, false});
+    std::byte* there = room(bytes, lane);
+    own_->recv(there, bytes, peer, tag);
+    get(data, there, bytes, lane);
+  }
+  void barrier() override {
+    device_->attach_thread();
+    own_->barrier();
+  }
+  void expect_messages(const std::vector<Message>& messages) override {
+    device_->attach_thread();
+    own_->expect_messages(messages);
+  }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    device_->attach_thread();
+    return std::make_unique<HostRank>(*this, own_->split(color, key));
+  }
+  void abort(const std::string& reason) noexcept override { own_->abort(reason); }
+  std::string failure() const override { return own_->failure(); }
+
+  // Device memory of so many bytes, and that with what `data` holds; `lane` may use it.
+  std::byte* room(int64_t bytes, Lane lane = Lane::kCommunication) {
+    device_->attach_thread();
+    buffers_.push_back(device_->allocate(std::max<int64_t>(bytes, 8)));
+    device_->follow(lane, Lane::kCompute);
+    return buffers_.back()->data();
+  }
+  std::byte* put(const void* data, int64_t bytes, Lane lane = Lane::kCommunication) {
+    std::byte* there = room(bytes, lane);
+    device_->copy_to_device(there, data, bytes);
+    device_->follow(lane, Lane::kCompute);
+    return there;
+  }
+  void get(void* data, const std::byte* there, int64_t bytes, Lane lane = Lane::kCommunication) {
+    device_->follow(Lane::kCompute, lane);
+    device_->copy_to_host(data, there, bytes);
+    const std::string reason = failure();
+    TRAINRT_REQUIRE(reason.empty(), kCommunication, reason);
   }
 
  private:
-  static std::unique_ptr<Device> make(int rank, std::chrono::milliseconds deadline) {
+  static std::shared_ptr<Device> make(int rank, std::chrono::milliseconds deadline) {
     DeviceOptions options;
     options.deadline = deadline;
     return cuda_module().make_device(rank, options);
   }
-  std::unique_ptr<Device> device_;
-  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
-  std::unique_ptr<Communicator> communicator_;
-};
-
-class CudaNcclTest : public ::testing::Test {
- protected:
-  void SetUp() override { cuda_double::reset({.num_devices = 4}); }
-  void TearDown() override { EXPECT_EQ(cuda_double::alive(), ""); }
-
-  // Runs fn on a thread per rank; what each threw.
-  static std::vector<std::string> run(
-      int world_size,
-      const std::function<void(Rank&)>& fn,
-      std::chrono::milliseconds deadline = std::chrono::seconds(30)) {
-    auto worlds = make_thread_communicators(world_size, std::chrono::seconds(30));
-    std::vector<std::string> errors(worlds.size());
-    std::vector<std::thread> threads;
-    for (size_t r = 0; r < worlds.size(); ++r) {
-      threads.emplace_back([&, r] {
-        try {
-          Rank rank(*worlds[r], deadline);
-          fn(rank);
-        } catch (const std::exception& error) {
-          errors[r] = error.what();
-        }
-      });
+  static int64_t bytes_of(const std::vector<int64_t>& counts, DType dtype) {
+    int64_t sum = 0;
+    for (const int64_t count : counts) {
+      sum += count;
     }
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    return errors;
+    return sum * dtype_bytes(dtype);
   }
+  int64_t own(const std::vector<int64_t>& counts, DType dtype) const {
+    return counts.at(static_cast<size_t>(rank())) * dtype_bytes(dtype);
+  }
+
+  std::unique_ptr<Communicator> world_;
+  std::shared_ptr<Device> device_;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;  // as long as calls may be under way
+  std::unique_ptr<Communicator> owned_;
+  Communicator* own_ = nullptr;
 };
 
-TEST_F(CudaNcclTest, CollectivesGiveEveryRankItsPart) {
-  const auto errors = run(3, [](Rank& rank) {
-    Communicator& c = rank.communicator();
-    const int64_t r = c.rank();
-    int64_t* sum = rank.put({r, 10});
-    c.all_reduce(sum, 2, DType::kInt64, ReductionKind::kSum);
-    EXPECT_THAT(rank.get(sum, 2), ElementsAre(3, 30));
-    int64_t* max = rank.put({r});
-    c.all_reduce(max, 1, DType::kInt64, ReductionKind::kMax);
-    EXPECT_THAT(rank.get(max, 1), ElementsAre(2));
-    int64_t* word = rank.put({r == 1 ? 7 : 0});
-    c.broadcast(word, 8, 1);
-    EXPECT_THAT(rank.get(word, 1), ElementsAre(7));
-    int64_t* all = rank.put(Words(6));
-    c.all_gather(rank.put({r, r + 10}), all, {2, 2, 2}, DType::kInt64);
-    EXPECT_THAT(rank.get(all, 6), ElementsAre(0, 10, 1, 11, 2, 12));
-    int64_t* part = rank.put({0, 0});
-    c.reduce_scatter(
-        rank.put({1, 2, 3, 4, 5, 6}), part, {2, 2, 2}, DType::kInt64, ReductionKind::kSum);
-    EXPECT_THAT(rank.get(part, 2), ElementsAre(3 * (2 * r + 1), 3 * (2 * r + 2)));
-    c.barrier();
-  });
-  EXPECT_THAT(errors, Each(std::string()));
+std::vector<std::unique_ptr<Communicator>> make_nccl_ranks(int world_size,
+                                                           std::chrono::milliseconds deadline) {
+  cuda_double::reset({.num_devices = 4});
+  // Those that only meet and tell of failures are patient.
+  auto worlds = make_thread_communicators(world_size, std::chrono::seconds(60));
+  std::vector<std::unique_ptr<Communicator>> ranks(worlds.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < worlds.size(); ++r) {
+    threads.emplace_back(
+        [&, r] { ranks[r] = std::make_unique<HostRank>(std::move(worlds[r]), deadline); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return ranks;
 }
 
-TEST_F(CudaNcclTest, SegmentsMayDifferInSize) {
-  const std::vector<int64_t> counts = {1, 0, 3};
-  const auto errors = run(3, [&](Rank& rank) {
-    Communicator& c = rank.communicator();
-    const size_t own = static_cast<size_t>(counts[static_cast<size_t>(c.rank())]);
-    int64_t* all = rank.put(Words(4));
-    c.all_gather(rank.put(Words(own, c.rank())), all, counts, DType::kInt64);
-    EXPECT_THAT(rank.get(all, 4), ElementsAre(0, 2, 2, 2));
-    int64_t* part = rank.put(Words(own));
-    c.reduce_scatter(rank.put({1, 2, 3, 4}), part, counts, DType::kInt64, ReductionKind::kSum);
-    const Words expected[] = {{3}, {}, {6, 9, 12}};
-    EXPECT_EQ(rank.get(part, own), expected[c.rank()]);
-  });
-  EXPECT_THAT(errors, Each(std::string()));
+void expect_nothing_alive() {
+  EXPECT_EQ(cuda_double::alive(), "");
 }
 
-TEST_F(CudaNcclTest, SendsMeetReceivesInOrder) {
-  const auto errors = run(2, [](Rank& rank) {
-    Communicator& c = rank.communicator();
-    for (int64_t i = 0; i < 20; ++i) {
-      if (c.rank() == 0) {
-        c.send(rank.put({i}), 8, 1, 0);
-      } else {
-        int64_t* word = rank.put({-1});
-        c.recv(word, 8, 0, 0);
-        EXPECT_THAT(rank.get(word, 1), ElementsAre(i));
-      }
-    }
-    c.barrier();
-  });
-  EXPECT_THAT(errors, Each(std::string()));
+const CommunicatorKind kNccl{"nccl", make_nccl_ranks, false, expect_nothing_alive};
+
+INSTANTIATE_TEST_SUITE_P(Transport, CommunicatorTest, testing::Values(kNccl), kind_name);
+
+HostRank& host_rank(Communicator& communicator) {
+  return dynamic_cast<HostRank&>(communicator);
 }
 
-TEST_F(CudaNcclTest, SplitFormsGroupsByColorOrderedByKey) {
-  const auto errors = run(4, [](Rank& rank) {
-    Communicator& c = rank.communicator();
-    const std::unique_ptr<Communicator> group = c.split(c.rank() % 2, -c.rank());
-    EXPECT_EQ(group->world_size(), 2);
-    EXPECT_EQ(group->rank(), c.rank() < 2 ? 1 : 0);
-    int64_t* sum = rank.put({c.rank()});
-    group->all_reduce(sum, 1, DType::kInt64, ReductionKind::kSum);
-    EXPECT_THAT(rank.get(sum, 1), ElementsAre(c.rank() % 2 == 0 ? 2 : 4));
-    group->barrier();
-  });
-  EXPECT_THAT(errors, Each(std::string()));
-}
-
-TEST_F(CudaNcclTest, ARankThatStaysAwayEndsTheWaitAtTheDeadline) {
+TEST(CudaNcclTest, ARankThatStaysAwayEndsTheWaitAtTheDeadline) {
   std::atomic<bool> over{false};
   const auto start = std::chrono::steady_clock::now();
-  const auto errors = run(
-      2,
-      [&](Rank& rank) {
-        Communicator& c = rank.communicator();
-        if (c.rank() == 1) {
+  const auto errors =
+      run_ranks(kNccl, 2, std::chrono::milliseconds(300), [&](Communicator& communicator) {
+        HostRank& rank = host_rank(communicator);
+        if (rank.rank() == 1) {
           while (!over) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
           }
           return;
         }
+        const int64_t word = 1;
+        int64_t got = 0;
+        std::byte* there = rank.put(&word, sizeof(word));
+        // Returns at once; who reads waits for what never comes, until the communicator is aborted.
+        rank.communicator().all_reduce(there, 1, DType::kInt64, ReductionKind::kSum);
         try {
-          int64_t* word = rank.put({1});
-          c.all_reduce(word, 1, DType::kInt64, ReductionKind::kSum);
-          rank.get(word, 1);  // waits for what never comes, until the communicator is aborted
-          c.all_reduce(word, 1, DType::kInt64, ReductionKind::kSum);
+          rank.get(&got, there, sizeof(got));
         } catch (...) {
           over = true;
           throw;
         }
         over = true;
-      },
-      std::chrono::milliseconds(300));
-  EXPECT_THAT(errors[0], HasSubstr("all_reduce number 1 did not end within 300 ms"));
+      });
+  EXPECT_THAT(errors[0], HasSubstr("all_reduce #0 did not end within 300 ms"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
+// Messages that are received in another order than they are sent, on their way all at once, and
+// back; the host waits for nothing in between.
+TEST(CudaNcclTest, MessagesCrossInAnyOrderWithoutAWait) {
+  constexpr int kRounds = 12;
+  constexpr int64_t kWord = sizeof(int64_t);
+  const std::vector<int> there[] = {{1, 2, 3}, {3, 1, 2}}, back[] = {{5, 4}, {4, 5}};
+  const auto value_of = [](int round, int tag) { return int64_t{100} * round + tag; };
+  const auto errors = run_ranks(kNccl, 2, kPatient, [&](Communicator& communicator) {
+    HostRank& rank = host_rank(communicator);
+    const size_t r = static_cast<size_t>(rank.rank());
+    const int peer = 1 - rank.rank();
+    std::vector<Message> messages;
+    for (int round = 0; round < kRounds; ++round) {
+      for (const int tag : there[r]) {
+        messages.push_back({peer, tag, r == 0, kWord});
+      }
+      for (const int tag : back[r]) {
+        messages.push_back({peer, tag, r == 1, kWord});
+      }
+    }
+    rank.expect_messages(messages);
+    std::vector<std::pair<int64_t, std::byte*>> wanted;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const Message& message = messages[i];
+      const Lane lane = rank.communicator().lane_of(message);
+      const int64_t word = value_of(static_cast<int>(i) / 5, message.tag);
+      if (message.sends) {
+        rank.communicator().send(rank.put(&word, kWord, lane), kWord, peer, message.tag);
+      } else {
+        wanted.emplace_back(word, rank.room(kWord, lane));
+        rank.communicator().recv(wanted.back().second, kWord, peer, message.tag);
+        rank.device().follow(Lane::kCompute, lane);
+      }
+    }
+    for (const auto& [word, at] : wanted) {
+      int64_t got = 0;
+      rank.get(&got, at, kWord);
+      EXPECT_EQ(got, word);
+    }
+  });
+  EXPECT_THAT(errors, Each(std::string()));
+}
+
 }  // namespace
-}  // namespace trainrt::testing
+}  // namespace trainrt

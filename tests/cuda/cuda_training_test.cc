@@ -1,93 +1,13 @@
-// Whole runs of the program's own commands on the double: what trains on the CPU trains alike on
-// CUDA, in every order that streams may run in, and every failure of a library ends in one error.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+// Training on one GPU: what trains on the CPU trains alike on CUDA, in every order that streams may
+// run in, and every failure of a library ends in one error.
+#include <cublasLt.h>
 
-#include <cmath>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "graph/base/log.h"
-#include "runtime/commands/command.h"
-#include "tests/cuda_double/cuda_double.h"
-#include "tests/support/run_program.h"
+#include "tests/cuda/cuda_training_run.h"
 
 namespace trainrt::testing {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-// Runs a command of trainrt in this process, which has the double. Throws what it throws.
-void run_here(const std::vector<std::string>& arguments) {
-  for (const Command& command : commands()) {
-    if (command.name == arguments.at(0)) {
-      const Options options =
-          parse_options(command.name, command.groups, {arguments.begin() + 1, arguments.end()});
-      ASSERT_EQ(command.run(options), 0);
-      return;
-    }
-  }
-  FAIL() << "no command " << arguments[0];
-}
-
-struct Course {
-  std::vector<double> losses, norms;
-};
-
-class CudaTrainingTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    cuda_double::reset();
-    set_log_level(LogLevel::kSilent);
-  }
-  void TearDown() override { EXPECT_EQ(cuda_double::alive(), ""); }
-
-  std::string model(const std::string& family, std::vector<std::string> sizes) {
-    const std::string path = folder_.file(family + ".onnx");
-    std::vector<std::string> arguments = {"model", family, "-o", path};
-    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
-    run_here(arguments);
-    return path;
-  }
-
-  // In fp32 unless `more` says otherwise.
-  Course train(const std::string& model,
-               const std::vector<std::string>& devices,
-               std::vector<std::string> more = {}) {
-    const std::string metrics = folder_.file("m.jsonl");
-    std::vector<std::string> arguments = {
-        "run", model, "--metrics", metrics, "--precision", "fp32"};
-    arguments.insert(arguments.end(), devices.begin(), devices.end());
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    run_here(arguments);
-    Course course;
-    std::istringstream lines(file_text(metrics));
-    for (std::string line; std::getline(lines, line);) {
-      const nlohmann::json step = nlohmann::json::parse(line);
-      course.losses.push_back(step.at("loss"));
-      course.norms.push_back(step.at("grad_norm"));
-    }
-    return course;
-  }
-
-  TemporaryFolder folder_;
-};
-
-void expect_near(const Course& actual, const Course& expected, double tolerance) {
-  ASSERT_EQ(actual.losses.size(), expected.losses.size());
-  for (size_t i = 0; i < actual.losses.size(); ++i) {
-    EXPECT_NEAR(actual.losses[i], expected.losses[i], tolerance * std::fabs(expected.losses[i]))
-        << "step " << i + 1;
-    EXPECT_NEAR(actual.norms[i], expected.norms[i], 10 * tolerance * expected.norms[i])
-        << "step " << i + 1;
-  }
-}
-
-const std::vector<std::string> kCpu = {"--devices", "cpu"};
-const std::vector<std::string> kGpu = {"--devices", "cuda:0"};
-const std::vector<std::string> kTinyGpt = {
-    "--layers", "1", "--hidden", "16", "--heads", "2", "--vocab", "40", "--seq", "8"};
 
 struct Family {
   std::string name;
@@ -142,6 +62,52 @@ TEST_F(CudaTrainingTest, MicroBatchesClippingAndRecomputeAreThoseOfTheCpu) {
   expect_near(train(path, kGpu, more), train(path, kCpu, more), 1e-5);
 }
 
+// The second time that kernels run with the same addresses they are recorded, from then on
+// replayed: nothing of it shows.
+TEST_F(CudaTrainingTest, ReplayedGraphsGiveTheBitsOfKernelsAskedForOneByOne) {
+  const std::string path = model("gpt2", kTinyGpt);
+  std::vector<std::string> more = {
+      "--steps", "4", "--batch-size", "6", "--micro-batch-size", "2", "--clip-norm", "0.5"};
+  const Course replayed = train(path, kGpu, more);
+  EXPECT_GT(cuda_double::num_replays(), 8);
+  const int64_t launches = cuda_double::num_launches();
+  cuda_double::reset();
+  more.insert(more.end(), {"--cuda-graphs", "off"});
+  const Course asked_for = train(path, kGpu, more);
+  EXPECT_EQ(cuda_double::num_replays(), 0);
+  EXPECT_EQ(cuda_double::num_launches(), launches);
+  EXPECT_EQ(replayed.losses, asked_for.losses);
+  EXPECT_EQ(replayed.norms, asked_for.norms);
+}
+
+// Activations are computed with the product before them, and their gradients with the one after.
+TEST_F(CudaTrainingTest, ActivationsJoinTheirProducts) {
+  train(model("mlp", {"--hidden", "16"}), kGpu, {"--steps", "1", "--batch-size", "4"});
+  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_RELU_BIAS), 0);
+  cuda_double::reset();
+  train(model("gpt2", kTinyGpt), kGpu, {"--steps", "1", "--batch-size", "4"});
+  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_BIAS), 0);
+  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_GELU_AUX_BIAS), 0);
+  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
+}
+
+// What cuDNN's engines take is measured in the first run and read from the file in the next.
+TEST_F(CudaTrainingTest, AlgorithmsAreMeasuredOncePerShape) {
+  const std::string path = model("lenet", {});
+  const std::vector<std::string> steps = {
+      "--steps", "1", "--batch-size", "2", "--precision", "bf16"};
+  const Course first = train(path, kGpu, steps);
+  const int64_t calls = cuda_double::num_calls();
+  const std::string kept = file_text(folder_.file("algorithms"));
+  EXPECT_THAT(kept, HasSubstr("double 0|cuDNN"));
+  EXPECT_THAT(kept, HasSubstr("|ConvWeightGrad bfloat16"));
+  cuda_double::reset();
+  const Course second = train(path, kGpu, steps);
+  EXPECT_LT(cuda_double::num_calls(), calls);
+  EXPECT_EQ(file_text(folder_.file("algorithms")), kept);
+  EXPECT_EQ(second.losses, first.losses);
+}
+
 TEST_F(CudaTrainingTest, PeakBytesAreTheArena) {
   const std::string path = model("gpt2", kTinyGpt);
   train(path, kGpu, {"--steps", "1", "--batch-size", "2"});
@@ -149,63 +115,10 @@ TEST_F(CudaTrainingTest, PeakBytesAreTheArena) {
   EXPECT_GT(step.at("peak_bytes").at(0).get<int64_t>(), 0);
 }
 
-std::string two_gpus(const TemporaryFolder& folder) {
-  const std::string path = folder.file("cluster.yaml");
-  write_text(path,
-             "hosts: [{count: 1, devices: [{count: 2, type: my-card}], intra: nvlink3}]\n"
-             "devices: {my-card: {memory: 1GiB, flops: {fp32: 1e13, bf16: 1e14}, "
-             "memory_bandwidth: 1e12}}\n");
-  return path;
-}
-
-std::vector<std::string> gpus(const TemporaryFolder& folder, std::vector<std::string> pins) {
-  std::vector<std::string> arguments = {"--devices", "cuda:0,1", "--cluster", two_gpus(folder)};
-  arguments.insert(arguments.end(), pins.begin(), pins.end());
-  return arguments;
-}
-
-void expect_equal_in_orders(const std::function<Course()>& run, uint64_t orders) {
-  cuda_double::reset({.seed = 0});
-  const Course first = run();
-  for (uint64_t seed = 1; seed <= orders; ++seed) {
-    cuda_double::reset({.seed = seed});
-    const Course course = run();
-    ASSERT_EQ(course.losses, first.losses) << "seed " << seed;
-    ASSERT_EQ(course.norms, first.norms) << "seed " << seed;
-  }
-}
-
 TEST_F(CudaTrainingTest, EveryOrderOfStreamsGivesEqualBits) {
   const std::string path = model("gpt2", kTinyGpt);
   const std::vector<std::string> steps = {"--steps", "2", "--batch-size", "4"};
   expect_equal_in_orders([&] { return train(path, kGpu, steps); }, 20);
-}
-
-// Makes the calls number first, first + stride, ... fail, each in a run of its own.
-void expect_clean_failures(const std::function<void()>& run, int64_t first, int64_t stride) {
-  cuda_double::reset();
-  run();
-  const int64_t calls = cuda_double::num_calls();
-  ASSERT_GT(calls, 100);
-  for (int64_t call = first; call <= calls; call += stride) {
-    cuda_double::reset();
-    cuda_double::fail_call(call);
-    std::string message;
-    ErrorCode code = ErrorCode::kInternal;
-    try {
-      run();
-    } catch (const Error& error) {
-      message = error.what();
-      code = error.code();
-    }
-    if (cuda_double::failed_call().empty()) {
-      continue;  // the run had fewer calls this time
-    }
-    EXPECT_EQ(exit_code(code), 5) << cuda_double::failed_call() << ": " << message;
-    EXPECT_THAT(message, AnyOf(HasSubstr("failed"), HasSubstr("NCCL"), HasSubstr("driver")))
-        << "call " << call << ", " << cuda_double::failed_call();
-    ASSERT_EQ(cuda_double::alive(), "") << "call " << call << ", " << cuda_double::failed_call();
-  }
 }
 
 TEST_F(CudaTrainingTest, AFailureOfAnyCallEndsInOneErrorWithoutALeak) {
@@ -238,53 +151,7 @@ TEST_F(CudaTrainingTest, ImpossibleDevicesAreRefusedWithTheReason) {
   EXPECT_THAT(no_room, HasSubstr("--micro-batch-size"));
 }
 
-// Several GPUs at once: a rank that fails may leave its peers waiting in the double.
 class LongCudaTest : public CudaTrainingTest {};
-
-TEST_F(LongCudaTest, TwoGpusTrainAsOneCpu) {
-  const std::string path = model("gpt2", kTinyGpt);
-  const std::vector<std::string> steps = {"--steps", "3", "--batch-size", "4"};
-  const Course expected = train(path, kCpu, steps);
-  for (const std::vector<std::string>& pins :
-       {std::vector<std::string>{"--dp", "2"}, {"--dp", "2", "--zero", "2"}, {"--tp", "2"}}) {
-    SCOPED_TRACE(pins[0] + " " + pins.back());
-    expect_near(train(path, gpus(folder_, pins), steps), expected, 1e-5);
-  }
-}
-
-// A wait that is left out must show: in a wrong loss, or one that is not a number.
-TEST_F(LongCudaTest, AMissingWaitIsNoticed) {
-  const std::string path = model("gpt2", kTinyGpt);
-  const std::vector<std::string> steps = {"--steps", "1", "--batch-size", "4"};
-  const std::vector<std::string> devices = gpus(folder_, {"--tp", "2"});
-  cuda_double::reset();
-  const Course right = train(path, devices, steps);
-  const int64_t waits = cuda_double::num_waits();
-  ASSERT_GT(waits, 4);
-  int noticed = 0, tried = 0;
-  for (int64_t wait = 1; wait <= waits; wait += std::max<int64_t>(1, waits / 8)) {
-    bool differs = false;
-    for (uint64_t seed = 0; seed < 6 && !differs; ++seed) {
-      cuda_double::reset({.seed = seed, .drop_wait = wait});
-      try {
-        const Course course = train(path, devices, steps);
-        differs = course.losses != right.losses || course.norms != right.norms;
-      } catch (const Error&) {
-        differs = true;
-      }
-    }
-    noticed += differs;
-    ++tried;
-  }
-  EXPECT_GT(noticed, tried / 2) << "of " << tried << " waits left out";
-}
-
-TEST_F(LongCudaTest, AThousandOrdersOfStreamsGiveEqualBits) {
-  const std::string path = model("gpt2", kTinyGpt);
-  const std::vector<std::string> steps = {"--steps", "2", "--batch-size", "4"};
-  expect_equal_in_orders([&] { return train(path, gpus(folder_, {"--dp", "2"}), steps); }, 500);
-  expect_equal_in_orders([&] { return train(path, gpus(folder_, {"--tp", "2"}), steps); }, 500);
-}
 
 TEST_F(LongCudaTest, EveryCallsFailureEndsInOneErrorWithoutALeak) {
   const std::string path = model("lenet", {});

@@ -2,6 +2,8 @@
 // and what cublasLtMatmul documents as invalid.
 #include <cublasLt.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -29,6 +31,20 @@ struct Description {
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   cudaDataType scale = CUDA_R_32F;
   int32_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
+  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  void* aux = nullptr;
+  int64_t aux_ld = 0;
+
+  bool adds_bias() const { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+  bool is(uint32_t form) const { return (epilogue & ~CUBLASLT_EPILOGUE_BIAS) == form; }
+  bool stores_aux() const { return is(CUBLASLT_EPILOGUE_GELU_AUX); }
+  bool reads_aux() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
+  // Those that the back end uses.
+  bool known() const {
+    return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
+           is(CUBLASLT_EPILOGUE_RELU) || is(CUBLASLT_EPILOGUE_GELU) || stores_aux() || reads_aux();
+  }
 };
 
 struct Preference {
@@ -40,9 +56,11 @@ struct Preference {
 struct Algorithm {
   uint64_t magic = 0;
   uint64_t m = 0, n = 0, k = 0;
+  uint32_t epilogue = 0;
   uint32_t alignment[4] = {};
   uint64_t workspace = 0;
 };
+constexpr double kGeluSlope = 0.79788456080286535588, kGeluCubic = 0.044715;
 constexpr uint64_t kMagic = 0x7472616972740001;
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 
@@ -119,6 +137,15 @@ double rounded(double value, const Description& d) {
   return static_cast<double>(narrow);
 }
 
+double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(kGeluSlope * (x + kGeluCubic * x * x * x)));
+}
+
+double gelu_slope(double x) {
+  const double t = std::tanh(kGeluSlope * (x + kGeluCubic * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluSlope * (1 + 3 * kGeluCubic * x * x);
+}
+
 struct Sizes {
   uint64_t m = 0, n = 0, k = 0;
   bool valid = false;
@@ -141,7 +168,9 @@ Sizes sizes_of(const Description& d, const Layout& a, const Layout& b, const Lay
   s.valid = valid_layout(a) && valid_layout(b) && valid_layout(y) && a.type == b.type &&
             (a.type == y.type || (y.type == CUDA_R_32F && bytes_of(a.type) == 2)) && computes &&
             (tb ? b.columns : b.rows) == s.k && y.rows == s.m && y.columns == s.n &&
-            a.batch == y.batch && b.batch == y.batch && (y.batch == 1 || y.batch_stride != 0);
+            a.batch == y.batch && b.batch == y.batch && (y.batch == 1 || y.batch_stride != 0) &&
+            d.known() &&
+            (d.epilogue == CUBLASLT_EPILOGUE_DEFAULT || d.compute != CUBLAS_COMPUTE_64F);
   return s;
 }
 
@@ -153,6 +182,24 @@ cublasStatus_t take(T& to, const void* value, size_t size) {
   U given;
   std::memcpy(&given, value, sizeof(given));
   to = static_cast<T>(given);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+// Handles are pointers to what they stand for.
+template <typename Handle, typename T>
+cublasStatus_t create(const char* call, Handle* handle, const T& made) {
+  if (cuda_double::enters_failure(call)) {
+    return CUBLAS_STATUS_ALLOC_FAILED;
+  }
+  *handle = reinterpret_cast<Handle>(new T(made));
+  cuda_double::count_alive("cuBLASLt descriptors", 1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <typename T>
+cublasStatus_t destroy(T* made) {
+  cuda_double::count_alive("cuBLASLt descriptors", -1);
+  delete made;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -194,15 +241,10 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 
 cublasStatus_t cublasLtMatrixLayoutCreate(
     cublasLtMatrixLayout_t* handle, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
-  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
-  *handle = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, ld, 1, 0});
-  cuda_double::count_alive("cuBLASLt layouts", 1);
-  return CUBLAS_STATUS_SUCCESS;
+  return create(__func__, handle, Layout{type, rows, cols, ld, 1, 0});
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
-  cuda_double::count_alive("cuBLASLt layouts", -1);
-  delete &layout(handle);
-  return CUBLAS_STATUS_SUCCESS;
+  return destroy(&layout(handle));
 }
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
                                                 cublasLtMatrixLayoutAttribute_t attribute,
@@ -222,16 +264,10 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* handle,
                                         cublasComputeType_t compute,
                                         cudaDataType_t scale) {
-  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
-  *handle = reinterpret_cast<cublasLtMatmulDesc_t>(
-      new Description{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N});
-  cuda_double::count_alive("cuBLASLt descriptions", 1);
-  return CUBLAS_STATUS_SUCCESS;
+  return create(__func__, handle, Description{compute, scale});
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t handle) {
-  cuda_double::count_alive("cuBLASLt descriptions", -1);
-  delete &description(handle);
-  return CUBLAS_STATUS_SUCCESS;
+  return destroy(&description(handle));
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
                                               cublasLtMatmulDescAttributes_t attribute,
@@ -243,21 +279,24 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
       return take<int32_t, int32_t>(description(handle).trans_a, value, size);
     case CUBLASLT_MATMUL_DESC_TRANSB:
       return take<int32_t, int32_t>(description(handle).trans_b, value, size);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return take<uint32_t, uint32_t>(description(handle).epilogue, value, size);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return take<const void*, const void*>(description(handle).bias, value, size);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return take<void*, void*>(description(handle).aux, value, size);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return take<int64_t, int64_t>(description(handle).aux_ld, value, size);
     default:
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* handle) {
-  DOUBLE_ENTRY(CUBLAS_STATUS_ALLOC_FAILED)
-  *handle = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
-  cuda_double::count_alive("cuBLASLt preferences", 1);
-  return CUBLAS_STATUS_SUCCESS;
+  return create(__func__, handle, Preference{});
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
-  cuda_double::count_alive("cuBLASLt preferences", -1);
-  delete &preference(handle);
-  return CUBLAS_STATUS_SUCCESS;
+  return destroy(&preference(handle));
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
@@ -294,13 +333,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t,
                                               int requested,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int* found) {
-  DOUBLE_ENTRY(CUBLAS_STATUS_NOT_SUPPORTED)
+  DOUBLE_ENTRY(CUBLAS_STATUS_INTERNAL_ERROR)
   const Sizes s = sizes_of(description(d), layout(a), layout(b), layout(y));
   if (!s.valid || requested < 1) {
     *found = 0;
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  Algorithm algorithm{kMagic, s.m, s.n, s.k, {}, preference(p).workspace};
+  Algorithm algorithm{kMagic, s.m, s.n, s.k, description(d).epilogue, {}, preference(p).workspace};
   std::memcpy(algorithm.alignment, preference(p).alignment, sizeof(algorithm.alignment));
   std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
   results[0].workspaceSize = algorithm.workspace;
@@ -317,7 +356,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
                               cublasLtMatrixLayout_t b_layout,
                               const void* beta,
                               const void* c_data,
-                              cublasLtMatrixLayout_t,
+                              cublasLtMatrixLayout_t c_layout,
                               void* y_data,
                               cublasLtMatrixLayout_t y_layout,
                               const cublasLtMatmulAlgo_t* algo,
@@ -332,17 +371,34 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
   std::memcpy(static_cast<void*>(&algorithm), algo, sizeof(algorithm));
   const bool fits =
       algorithm.magic == kMagic && algorithm.m == s.m && algorithm.n == s.n && algorithm.k == s.k &&
-      algorithm.workspace <= workspace_bytes && aligned(a_data, algorithm.alignment[0]) &&
-      aligned(b_data, algorithm.alignment[1]) && aligned(c_data, algorithm.alignment[2]) &&
-      aligned(y_data, algorithm.alignment[3]) &&
+      algorithm.epilogue == desc.epilogue && algorithm.workspace <= workspace_bytes &&
+      aligned(a_data, algorithm.alignment[0]) && aligned(b_data, algorithm.alignment[1]) &&
+      aligned(c_data, algorithm.alignment[2]) && aligned(y_data, algorithm.alignment[3]) &&
       (workspace_bytes == 0 ||
        (aligned(workspace, 256) && cuda_double::is_device_range(workspace, workspace_bytes)));
   const bool on_device = cuda_double::is_device_range(a_data, a.extent()) &&
                          cuda_double::is_device_range(b_data, b.extent()) &&
                          cuda_double::is_device_range(y_data, y.extent());
-  if (handle == nullptr || !s.valid || !fits || !on_device || c_data != y_data) {
+  // c lies as y does, and may be y. The bias is as long as y's columns, dense, of y's type, and
+  // read in words of 16 bytes.
+  const Layout c = layout(c_layout);
+  const bool c_fits = c.type == y.type && c.rows == y.rows && c.columns == y.columns &&
+                      c.batch == y.batch && cuda_double::is_device_range(c_data, c.extent()) &&
+                      (c_data != y_data || c.ld == y.ld);
+  const bool bias_fits =
+      !desc.adds_bias() ||
+      (aligned(desc.bias, 16) && cuda_double::is_device_range(desc.bias, s.m * bytes_of(y.type)));
+  // One matrix, as y lies or wider, in steps of 8 elements; nothing else may be written there.
+  const bool has_aux = desc.stores_aux() || desc.reads_aux();
+  const size_t aux_bytes = (static_cast<size_t>(desc.aux_ld) * (s.n - 1) + s.m) * bytes_of(y.type);
+  const bool aux_fits =
+      !has_aux ||
+      (desc.aux_ld % 8 == 0 && desc.aux_ld >= static_cast<int64_t>(s.m) && aligned(desc.aux, 16) &&
+       y.batch == 1 && desc.aux != y_data && cuda_double::is_device_range(desc.aux, aux_bytes));
+  if (handle == nullptr || !s.valid || !fits || !on_device || !c_fits || !bias_fits || !aux_fits) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  cuda_double::count_product(desc.epilogue);
   const double factor = load(alpha, desc.scale, 0), keep = load(beta, desc.scale, 0);
   const cudaError_t queued = cuda_double::enqueue(stream, [=] {
     const bool ta = desc.trans_a == CUBLAS_OP_T, tb = desc.trans_b == CUBLAS_OP_T;
@@ -356,9 +412,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
             sum +=
                 rounded(load(a_data, a.type, at), desc) * rounded(load(b_data, b.type, bt), desc);
           }
-          const int64_t to = batch * y.batch_stride + i + j * y.ld;
-          const double old = keep == 0 ? 0 : keep * load(y_data, y.type, to);
-          store(y_data, y.type, to, factor * sum + old);
+          const int64_t from = batch * c.batch_stride + i + j * c.ld;
+          const double old = keep == 0 ? 0 : keep * load(c_data, c.type, from);
+          const double bias = desc.adds_bias() ? load(desc.bias, y.type, i) : 0;
+          double value = factor * sum + old + bias;
+          const int64_t aux_at = i + j * desc.aux_ld;
+          if (desc.stores_aux()) {
+            store(desc.aux, y.type, aux_at, value);
+          }
+          if (desc.is(CUBLASLT_EPILOGUE_RELU)) {
+            value = std::max(value, 0.0);
+          } else if (desc.is(CUBLASLT_EPILOGUE_GELU) || desc.stores_aux()) {
+            value = gelu(value);
+          } else if (desc.reads_aux()) {
+            value *= gelu_slope(load(desc.aux, y.type, aux_at));
+          }
+          store(y_data, y.type, batch * y.batch_stride + i + j * y.ld, value);
         }
       }
     }

@@ -2,7 +2,9 @@
 // convolution that the back end builds. Everything else is refused.
 #include <cudnn.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <vector>
@@ -122,42 +124,51 @@ struct Convolution {
   bool valid = false;
 };
 
+// The names of what an operation refers to.
+struct OperationNames {
+  int type;
+  Side side;
+  int x, w, y, convolution, alpha, beta;
+};
+
+constexpr OperationNames kOperations[] = {
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+     Side::kForward,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+     Side::kData,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+     Side::kFilter,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}};
+
 Convolution convolution_of(const Node& operation) {
   Convolution c;
-  int x, w, y, convolution, alpha, beta;
-  switch (operation.type) {
-    case CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR:
-      c.side = Side::kForward;
-      x = CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X;
-      w = CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W;
-      y = CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y;
-      convolution = CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC;
-      alpha = CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA;
-      beta = CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA;
-      break;
-    case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR:
-      c.side = Side::kData;
-      x = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX;
-      w = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W;
-      y = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY;
-      convolution = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC;
-      alpha = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA;
-      beta = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA;
-      break;
-    case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR:
-      c.side = Side::kFilter;
-      x = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X;
-      w = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW;
-      y = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY;
-      convolution = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC;
-      alpha = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA;
-      beta = CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA;
-      break;
-    default:
-      return c;
+  const auto* names = std::find_if(
+      std::begin(kOperations), std::end(kOperations), [&](const OperationNames& candidate) {
+        return candidate.type == static_cast<int>(operation.type);
+      });
+  if (names == std::end(kOperations)) {
+    return c;
   }
-  const Node *tx = operation.child(x), *tw = operation.child(w), *ty = operation.child(y),
-             *conv = operation.child(convolution);
+  c.side = names->side;
+  const Node *tx = operation.child(names->x), *tw = operation.child(names->w),
+             *ty = operation.child(names->y), *conv = operation.child(names->convolution);
   if (tx == nullptr || tw == nullptr || ty == nullptr || conv == nullptr) {
     return c;
   }
@@ -179,7 +190,7 @@ Convolution convolution_of(const Node& operation) {
           CUDNN_DATA_FLOAT &&
       conv->one<cudnnConvolutionMode_t>(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_CONVOLUTION) ==
           CUDNN_CROSS_CORRELATION &&
-      operation.one<float>(alpha, 0) == 1 && operation.one<float>(beta, 1) == 0 &&
+      operation.one<float>(names->alpha, 0) == 1 && operation.one<float>(names->beta, 1) == 0 &&
       c.x.dims[0] == c.y.dims[0] && c.y.dims[1] == c.w.dims[0] && c.x.dims[1] % c.w.dims[1] == 0 &&
       c.y.dims[1] % (c.x.dims[1] / c.w.dims[1]) == 0;
   for (size_t d = 0; c.valid && d < spatial; ++d) {

@@ -7,6 +7,8 @@
 //   memory   starts as NaN, has guard pages on both sides, and can be touched by work on a stream
 //            alone: a host that reads through a device pointer dies on the spot
 //   calls    are refused as the real libraries document, and any one of them can be made to fail
+//   waits    that can never end, as on a peer that has gone, end the program and say where each
+//            stream stands
 //
 // Work is done by the thread that waits, under one lock: the double is correct, not fast.
 #pragma once
@@ -30,6 +32,7 @@ struct Options {
   // Work whose stream waits for an event runs without waiting for the event of this number (counted
   // from 1 over all cudaStreamWaitEvent calls). 0: none. For testing that tests notice.
   int64_t drop_wait = 0;
+  int hang_seconds = 60;  // a wait that long never ends
 };
 
 // Forgets everything and starts anew. Nothing may be alive.
@@ -44,35 +47,28 @@ std::string failed_call();
 int64_t num_waits();     // cudaStreamWaitEvent calls since reset()
 int64_t num_launches();  // kernels run since reset(), replays of graphs included
 
+int64_t num_replays();  // graphs launched since reset()
+
+// cublasLtMatmul calls of this epilogue since reset().
+int64_t num_products(unsigned epilogue);
+
 // What has been made and not been freed, as text; empty when nothing is.
 std::string alive();
 
 // ---- for the double's own files ----------------------------------------------------------------
 
+const Options& options();
 // True when the call must fail. Every entry point begins with it.
 bool enters_failure(const char* name);
 void count_alive(const char* kind, int change);
+void count_launch();
+void count_replay();
+void count_product(unsigned epilogue);
 // Queues work on a stream; it may touch device memory when it runs.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
-// A piece of work that several streams, perhaps of other threads, must reach before it runs, once.
-struct Rendezvous {
-  int missing = 0;  // streams that have not reached it
-  bool done = false;
-  const bool* aborted = nullptr;  // true: nobody waits any more, and nothing runs
-  std::shared_ptr<void> keeps_alive;
-};
-cudaError_t enqueue_meeting(cudaStream_t stream,
-                            std::shared_ptr<Rendezvous> rendezvous,
-                            std::function<void()> work);
-// Sends and receives of a pair of ranks meet in order; `group` tells apart who is meant.
-cudaError_t post_transfer(
-    const void* group, int from, int to, const void* data, size_t bytes, cudaStream_t stream);
-cudaError_t take_transfer(
-    const void* group, int from, int to, void* data, size_t bytes, cudaStream_t stream);
-void sleep_ms(int milliseconds);
 // Whether [data, data + bytes) lies within one live allocation of device memory.
 bool is_device_range(const void* data, size_t bytes);
 int current_device();
-int device_of(cudaStream_t stream);
+int device_of(cudaStream_t stream);  // -1: no such stream
 
 }  // namespace cuda_double

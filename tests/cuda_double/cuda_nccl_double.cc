@@ -1,58 +1,80 @@
 // The NCCL of the double: ranks are threads of one process, each with a device of its own. The work
-// of a call runs when every rank's stream has reached its part, and then for all ranks at once.
+// of a call runs when every rank's stream has reached its part, and then for all ranks at once; a
+// send waits for its receive. What ranks call differently never ends, and neither does what waits
+// for a rank that has aborted: as with the real library, only the own abort ends that.
+//
+// Communicators are non-blocking: any call may be answered with "in progress", and is on its stream
+// only when the communicator has said that it succeeded.
 #include <nccl.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
+#include <optional>
+#include <set>
 #include <vector>
 
 #include "graph/dtype.h"
 #include "tests/cuda_double/cuda_double.h"
+#include "tests/cuda_double/cuda_memory.h"
+#include "tests/cuda_double/cuda_streams.h"
+
+using namespace cuda_double;
 
 namespace {
 
+enum class Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kTransfer };
+
+// What all ranks of a call must say alike.
+struct Form {
+  Kind kind = Kind::kAllReduce;
+  size_t count = 0;
+  ncclDataType_t type = ncclInt8;
+  ncclRedOp_t op = ncclSum;
+  int root = 0;
+  bool operator==(const Form&) const = default;
+};
+
+struct Part {
+  const void* send = nullptr;
+  void* receive = nullptr;
+};
+
+struct Call : Meeting {
+  Form form;
+  std::vector<Part> parts;  // by rank; of a transfer: who sends, who receives
+};
+
 // What the ranks of one communicator share.
 struct Group {
-  std::mutex mutex;
-  std::vector<ncclComm*> members;  // by rank; null until joined
-  int joined = 0;
+  int size = 0, joined = 0, finalized = 0;
+  bool tells_of_aborts = false;  // as connections over a network do, others not
   bool aborted = false;
-  // The calls that some ranks have made and others have not, by their number.
-  struct Meeting;
-  std::map<int64_t, std::shared_ptr<Meeting>> meetings;
-  std::map<std::pair<int64_t, int>, std::shared_ptr<Group>> parts;  // of splits, by number, color
-  std::map<int64_t, std::vector<std::array<int, 3>>> splits;        // color, key, rank
+  std::set<int> devices;
+  std::map<int64_t, std::shared_ptr<Call>> calls;  // by number
+  struct Transfers {
+    std::vector<std::shared_ptr<Call>> calls;
+    size_t sent = 0, received = 0;
+  };
+  std::map<std::pair<int, int>, Transfers> transfers;  // from, to
 };
 
 }  // namespace
 
 struct ncclComm {
   std::shared_ptr<Group> group;
-  int rank = 0, size = 1;
-  int64_t calls = 0, splits = 0;
+  int rank = 0, device = 0;
+  int64_t calls = 0;
+  bool finalized = false;
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
+  std::vector<std::shared_ptr<Call>> begun;
+  // Answered with "in progress": not on the stream yet.
+  std::optional<Op> pending;
+  cudaStream_t pending_stream = nullptr;
 };
 
 namespace {
-
-// One rank's part of a call: buffers and sizes.
-struct Part {
-  const void* send = nullptr;
-  void* receive = nullptr;
-  size_t count = 0;
-  int root = 0;
-  bool given = false;
-};
-
-enum class Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce };
-
-struct Group::Meeting {
-  std::vector<Part> parts;
-  std::shared_ptr<cuda_double::Rendezvous> rendezvous;
-};
 
 template <typename T>
 T combine(T a, T b, ncclRedOp_t op) {
@@ -90,12 +112,17 @@ void dispatch(ncclDataType_t type, Fn&& fn) {
 }
 
 // Carries out a call for all ranks.
-void compute(Kind kind, const std::vector<Part>& parts, ncclDataType_t type, ncclRedOp_t op) {
-  dispatch(type, [&](auto tag) {
+void compute(const Form& form, const std::vector<Part>& parts) {
+  const Kind kind = form.kind;
+  dispatch(form.type, [&](auto tag) {
     using T = decltype(tag);
-    const size_t ranks = parts.size(), count = parts[0].count;
+    const size_t ranks = parts.size(), count = form.count;
     const auto send = [&](size_t r) { return static_cast<const T*>(parts[r].send); };
     const auto receive = [&](size_t r) { return static_cast<T*>(parts[r].receive); };
+    if (kind == Kind::kTransfer) {
+      std::memmove(parts[1].receive, parts[0].send, count * sizeof(T));
+      return;
+    }
     if (kind == Kind::kAllGather) {
       std::vector<T> all;
       for (size_t r = 0; r < ranks; ++r) {
@@ -107,7 +134,7 @@ void compute(Kind kind, const std::vector<Part>& parts, ncclDataType_t type, ncc
       return;
     }
     if (kind == Kind::kBroadcast) {
-      const size_t root = static_cast<size_t>(parts[0].root);
+      const size_t root = static_cast<size_t>(form.root);
       const std::vector<T> data(send(root), send(root) + count);
       for (size_t r = 0; r < ranks; ++r) {
         std::copy(data.begin(), data.end(), receive(r));
@@ -118,7 +145,7 @@ void compute(Kind kind, const std::vector<Part>& parts, ncclDataType_t type, ncc
     std::vector<T> sums(send(0), send(0) + total);
     for (size_t r = 1; r < ranks; ++r) {
       for (size_t i = 0; i < total; ++i) {
-        sums[i] = combine(sums[i], send(r)[i], op);
+        sums[i] = combine(sums[i], send(r)[i], form.op);
       }
     }
     for (size_t r = 0; r < ranks; ++r) {
@@ -126,7 +153,7 @@ void compute(Kind kind, const std::vector<Part>& parts, ncclDataType_t type, ncc
         std::copy(sums.begin(), sums.end(), receive(r));
       } else if (kind == Kind::kReduceScatter) {
         std::copy_n(sums.begin() + static_cast<std::ptrdiff_t>(r * count), count, receive(r));
-      } else if (static_cast<int>(r) == parts[0].root) {
+      } else if (static_cast<int>(r) == form.root) {
         std::copy(sums.begin(), sums.end(), receive(r));
       }
     }
@@ -139,61 +166,137 @@ size_t bytes_of(ncclDataType_t type) {
   return bytes;
 }
 
-bool on_device(const void* data, size_t bytes) {
-  return bytes == 0 || cuda_double::is_device_range(data, bytes);
+bool on_device(const ncclComm& comm, const void* data, size_t bytes) {
+  return bytes == 0 || owner_of(data, bytes) == comm.device;
 }
 
-ncclResult_t meet(ncclComm* comm,
-                  Kind kind,
-                  const Part& part,
-                  ncclDataType_t type,
-                  ncclRedOp_t op,
-                  cudaStream_t stream) {
-  if (comm == nullptr) {
-    return ncclInvalidArgument;
+// The calls between ncclGroupStart and ncclGroupEnd of a thread.
+struct GroupOfCalls {
+  int depth = 0;
+  ncclComm* comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::vector<std::shared_ptr<Call>> calls;
+  bool valid = true;
+};
+thread_local GroupOfCalls open_group;
+
+ncclResult_t queue(ncclComm* comm, cudaStream_t stream, std::vector<std::shared_ptr<Call>> calls) {
+  Op op;
+  op.kind = Op::Kind::kMeet;
+  op.meetings.assign(calls.begin(), calls.end());
+  op.given_up = comm->aborted;
+  if (generator()() % 4 == 0) {
+    comm->pending = std::move(op);
+    comm->pending_stream = stream;
+    return ncclInProgress;
   }
-  const size_t ranks = static_cast<size_t>(comm->size), bytes = part.count * bytes_of(type);
-  const size_t sent = kind == Kind::kReduceScatter ? bytes * ranks : bytes;
-  const size_t received = kind == Kind::kAllGather ? bytes * ranks : bytes;
-  const bool sends = kind != Kind::kBroadcast || part.root == comm->rank;
-  const bool receives = kind != Kind::kReduce || part.root == comm->rank;
-  if ((sends && !on_device(part.send, sent)) || (receives && !on_device(part.receive, received))) {
-    return ncclInvalidArgument;
-  }
-  std::shared_ptr<Group::Meeting> meeting;
-  {
-    const std::lock_guard lock(comm->group->mutex);
-    if (comm->group->aborted) {
-      return ncclInvalidUsage;
-    }
-    auto& slot = comm->group->meetings[comm->calls++];
-    if (slot == nullptr) {
-      slot = std::make_shared<Group::Meeting>();
-      slot->parts.resize(ranks);
-      slot->rendezvous = std::make_shared<cuda_double::Rendezvous>();
-      slot->rendezvous->missing = comm->size;
-    }
-    meeting = slot;
-    meeting->parts[static_cast<size_t>(comm->rank)] = part;
-  }
-  meeting->rendezvous->aborted = &comm->group->aborted;
-  meeting->rendezvous->keeps_alive = comm->group;
-  return cuda_double::enqueue_meeting(
-             stream, meeting->rendezvous, [=] { compute(kind, meeting->parts, type, op); }) ==
-                 cudaSuccess
-             ? ncclSuccess
-             : ncclUnhandledCudaError;
+  find_stream(stream)->queue.push_back(std::move(op));
+  return ncclSuccess;
 }
 
-std::mutex directory_mutex;
+// Whether the communicator takes calls, on this stream.
+bool takes_calls(const ncclComm* comm, cudaStream_t stream) {
+  return comm != nullptr && comm->group->joined == comm->group->size && !comm->finalized &&
+         !comm->pending && !*comm->aborted && device_of(stream) == comm->device &&
+         find_stream(stream)->capture == nullptr;
+}
+
+ncclResult_t begin(ncclComm* comm, cudaStream_t stream, const std::shared_ptr<Call>& call) {
+  comm->begun.push_back(call);
+  if (open_group.depth == 0) {
+    return queue(comm, stream, {call});
+  }
+  open_group.valid = open_group.valid && (open_group.comm == nullptr ||
+                                          (open_group.comm == comm && open_group.stream == stream));
+  open_group.comm = comm;
+  open_group.stream = stream;
+  open_group.calls.push_back(call);
+  return ncclSuccess;
+}
+
+std::shared_ptr<Call> new_call(const Form& form, size_t parts) {
+  auto call = std::make_shared<Call>();
+  call->form = form;
+  call->parts.resize(parts);
+  call->missing = static_cast<int>(parts);
+  call->work = [raw = call.get()] { compute(raw->form, raw->parts); };
+  return call;
+}
+
+ncclResult_t meet(ncclComm* comm, const Form& form, const Part& part, cudaStream_t stream) {
+  if (!takes_calls(comm, stream)) {
+    return ncclInvalidUsage;
+  }
+  const size_t ranks = static_cast<size_t>(comm->group->size);
+  const size_t bytes = form.count * bytes_of(form.type);
+  const size_t sent = form.kind == Kind::kReduceScatter ? bytes * ranks : bytes;
+  const size_t received = form.kind == Kind::kAllGather ? bytes * ranks : bytes;
+  const bool sends = form.kind != Kind::kBroadcast || form.root == comm->rank;
+  const bool receives = form.kind != Kind::kReduce || form.root == comm->rank;
+  if ((sends && !on_device(*comm, part.send, sent)) ||
+      (receives && !on_device(*comm, part.receive, received))) {
+    return ncclInvalidArgument;
+  }
+  auto& call = comm->group->calls[comm->calls++];
+  if (call == nullptr) {
+    call = new_call(form, ranks);
+  }
+  call->broken = call->broken || comm->group->aborted || !(call->form == form);
+  call->parts[static_cast<size_t>(comm->rank)] = part;
+  return begin(comm, stream, call);
+}
+
+// One side of the next transfer between two ranks.
+ncclResult_t transfer(ncclComm* comm,
+                      int from,
+                      int to,
+                      bool sends,
+                      const Part& part,
+                      size_t count,
+                      ncclDataType_t type,
+                      cudaStream_t stream) {
+  if (!takes_calls(comm, stream) || from < 0 || to < 0 || from >= comm->group->size ||
+      to >= comm->group->size || (from == to && open_group.depth == 0)) {
+    return ncclInvalidUsage;
+  }
+  if (!on_device(*comm, sends ? part.send : part.receive, count * bytes_of(type))) {
+    return ncclInvalidArgument;
+  }
+  Group::Transfers& lane = comm->group->transfers[{from, to}];
+  const size_t number = sends ? lane.sent++ : lane.received++;
+  const Form form{Kind::kTransfer, count, type, ncclSum, 0};
+  if (number == lane.calls.size()) {
+    lane.calls.push_back(new_call(form, 2));
+  }
+  const auto call = lane.calls[number];
+  call->broken = call->broken || comm->group->aborted || !(call->form == form);
+  call->parts[sends ? 0 : 1] = part;
+  return begin(comm, stream, call);
+}
+
 std::map<int64_t, std::weak_ptr<Group>> directory;
 int64_t next_id = 1;
 
+// What the communicator still has to do.
+bool is_busy(ncclComm* comm) {
+  const auto over = [](const std::shared_ptr<Call>& call) { return call->done; };
+  comm->begun.erase(std::remove_if(comm->begun.begin(), comm->begun.end(), over),
+                    comm->begun.end());
+  return comm->pending || comm->group->joined < comm->group->size ||
+         (comm->finalized && (!comm->begun.empty() || comm->group->finalized < comm->group->size));
+}
+
+void forget(ncclComm* comm) {
+  count_alive("NCCL communicators", -1);
+  delete comm;
+}
+
 }  // namespace
 
-#define DOUBLE_ENTRY                           \
-  if (cuda_double::enters_failure(__func__)) { \
-    return ncclInternalError;                  \
+#define DOUBLE_ENTRY              \
+  const Lock lock;                \
+  if (enters_failure(__func__)) { \
+    return ncclInternalError;     \
   }
 
 extern "C" {
@@ -208,7 +311,7 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   DOUBLE_ENTRY
-  const std::lock_guard lock(directory_mutex);
+  std::memset(id, 0, sizeof(*id));
   std::memcpy(id->internal, &next_id, sizeof(next_id));
   ++next_id;
   return ncclSuccess;
@@ -221,20 +324,21 @@ ncclResult_t ncclCommInitRankConfig(
   if (rank < 0 || rank >= nranks || number == 0 || config->blocking != 0) {
     return ncclInvalidArgument;
   }
-  std::shared_ptr<Group> group;
-  {
-    const std::lock_guard lock(directory_mutex);
-    group = directory[number].lock();
-    if (group == nullptr) {
-      group = std::make_shared<Group>();
-      group->members.resize(static_cast<size_t>(nranks));
-      directory[number] = group;
-    }
+  std::shared_ptr<Group> group = directory[number].lock();
+  if (group == nullptr) {
+    group = std::make_shared<Group>();
+    group->size = nranks;
+    directory[number] = group;
   }
-  *comm = new ncclComm{group, rank, nranks, 0, 0};
-  cuda_double::count_alive("NCCL communicators", 1);
-  const std::lock_guard lock(group->mutex);
-  group->members[static_cast<size_t>(rank)] = *comm;
+  // Two ranks of one communicator on one device are refused.
+  if (group->size != nranks || !group->devices.insert(current_device()).second) {
+    return ncclInvalidUsage;
+  }
+  *comm = new ncclComm;
+  (*comm)->group = group;
+  (*comm)->rank = rank;
+  (*comm)->device = current_device();
+  count_alive("NCCL communicators", 1);
   ++group->joined;
   return ncclInProgress;
 }
@@ -243,79 +347,55 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (comm == nullptr) {
     return ncclInvalidArgument;
   }
-  const std::lock_guard lock(comm->group->mutex);
-  *state = comm->group->aborted               ? ncclRemoteError
-           : comm->group->joined < comm->size ? ncclInProgress
-                                              : ncclSuccess;
+  if (comm->group->aborted && comm->group->tells_of_aborts) {
+    *state = ncclRemoteError;
+    return ncclSuccess;
+  }
+  if (comm->pending && generator()() % 2 == 0) {
+    if (const auto stream = find_stream(comm->pending_stream)) {
+      stream->queue.push_back(std::move(*comm->pending));
+    }
+    comm->pending.reset();
+  }
+  run_some();
+  *state = is_busy(comm) ? ncclInProgress : ncclSuccess;
   return ncclSuccess;
 }
+// Collective, as the end of what was begun is.
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  DOUBLE_ENTRY
+  if (comm == nullptr || comm->finalized) {
+    return ncclInvalidArgument;
+  }
+  comm->finalized = true;
+  ++comm->group->finalized;
+  return ncclInProgress;
+}
+// Waits for all ranks when they have not finalized: for ever, for one that has aborted.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  cuda_double::count_alive("NCCL communicators", -1);
-  delete comm;
+  const Lock lock;
+  if (!comm->finalized) {
+    comm->finalized = true;
+    ++comm->group->finalized;
+  }
+  for (int waited = 0; is_busy(comm);) {
+    wait_for_others("ncclCommDestroy", waited);
+  }
+  forget(comm);
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  {
-    const std::lock_guard lock(comm->group->mutex);
+  const Lock lock;
+  if (!comm->group->aborted) {
     comm->group->aborted = true;
+    comm->group->tells_of_aborts = generator()() % 2 == 0;
   }
-  cuda_double::count_alive("NCCL communicators", -1);
-  delete comm;
+  *comm->aborted = true;
+  for (const auto& call : comm->begun) {
+    call->broken = !call->done;
+  }
+  forget(comm);
   return ncclSuccess;
-}
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  *count = comm->size;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  *rank = comm->rank;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommSplit(
-    ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config) {
-  DOUBLE_ENTRY
-  if (config->blocking != 0) {
-    return ncclInvalidArgument;
-  }
-  // The real call is collective too: it waits here for all ranks to say their color.
-  const int64_t number = comm->splits++;
-  {
-    const std::lock_guard lock(comm->group->mutex);
-    comm->group->splits[number].push_back({color, key, comm->rank});
-  }
-  for (int waited = 0; waited < 10000; ++waited) {
-    std::vector<std::array<int, 3>> members;
-    std::shared_ptr<Group> group;
-    {
-      const std::lock_guard lock(comm->group->mutex);
-      if (comm->group->splits[number].size() == static_cast<size_t>(comm->size)) {
-        for (const auto& member : comm->group->splits[number]) {
-          if (member[0] == color) {
-            members.push_back(member);
-          }
-        }
-        auto& slot = comm->group->parts[{number, color}];
-        if (slot == nullptr) {
-          slot = std::make_shared<Group>();
-          slot->members.resize(members.size());
-          slot->joined = static_cast<int>(members.size());
-        }
-        group = slot;
-      }
-    }
-    if (group != nullptr) {
-      std::sort(members.begin(), members.end());
-      const auto at = std::find_if(members.begin(), members.end(), [&](const auto& member) {
-        return member[2] == comm->rank;
-      });
-      *part = new ncclComm{
-          group, static_cast<int>(at - members.begin()), static_cast<int>(members.size()), 0, 0};
-      cuda_double::count_alive("NCCL communicators", 1);
-      return ncclSuccess;
-    }
-    cuda_double::sleep_ms(1);
-  }
-  return ncclInternalError;
 }
 
 ncclResult_t ncclAllReduce(const void* send,
@@ -326,7 +406,7 @@ ncclResult_t ncclAllReduce(const void* send,
                            ncclComm_t comm,
                            cudaStream_t stream) {
   DOUBLE_ENTRY
-  return meet(comm, Kind::kAllReduce, {send, receive, count, 0, true}, type, op, stream);
+  return meet(comm, {Kind::kAllReduce, count, type, op, 0}, {send, receive}, stream);
 }
 ncclResult_t ncclReduceScatter(const void* send,
                                void* receive,
@@ -336,7 +416,7 @@ ncclResult_t ncclReduceScatter(const void* send,
                                ncclComm_t comm,
                                cudaStream_t stream) {
   DOUBLE_ENTRY
-  return meet(comm, Kind::kReduceScatter, {send, receive, count, 0, true}, type, op, stream);
+  return meet(comm, {Kind::kReduceScatter, count, type, op, 0}, {send, receive}, stream);
 }
 ncclResult_t ncclReduce(const void* send,
                         void* receive,
@@ -347,7 +427,7 @@ ncclResult_t ncclReduce(const void* send,
                         ncclComm_t comm,
                         cudaStream_t stream) {
   DOUBLE_ENTRY
-  return meet(comm, Kind::kReduce, {send, receive, count, root, true}, type, op, stream);
+  return meet(comm, {Kind::kReduce, count, type, op, root}, {send, receive}, stream);
 }
 ncclResult_t ncclAllGather(const void* send,
                            void* receive,
@@ -356,7 +436,7 @@ ncclResult_t ncclAllGather(const void* send,
                            ncclComm_t comm,
                            cudaStream_t stream) {
   DOUBLE_ENTRY
-  return meet(comm, Kind::kAllGather, {send, receive, count, 0, true}, type, ncclSum, stream);
+  return meet(comm, {Kind::kAllGather, count, type, ncclSum, 0}, {send, receive}, stream);
 }
 ncclResult_t ncclBroadcast(const void* send,
                            void* receive,
@@ -366,10 +446,9 @@ ncclResult_t ncclBroadcast(const void* send,
                            ncclComm_t comm,
                            cudaStream_t stream) {
   DOUBLE_ENTRY
-  return meet(comm, Kind::kBroadcast, {send, receive, count, root, true}, type, ncclSum, stream);
+  return meet(comm, {Kind::kBroadcast, count, type, ncclSum, root}, {send, receive}, stream);
 }
 
-// Pairs of ranks meet one by one.
 ncclResult_t ncclSend(const void* data,
                       size_t count,
                       ncclDataType_t type,
@@ -377,28 +456,34 @@ ncclResult_t ncclSend(const void* data,
                       ncclComm_t comm,
                       cudaStream_t stream) {
   DOUBLE_ENTRY
-  return cuda_double::post_transfer(
-             comm->group.get(), comm->rank, peer, data, count * bytes_of(type), stream) ==
-                 cudaSuccess
-             ? ncclSuccess
-             : ncclInvalidArgument;
+  return transfer(
+      comm, comm == nullptr ? -1 : comm->rank, peer, true, {data, nullptr}, count, type, stream);
 }
 ncclResult_t ncclRecv(
     void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   DOUBLE_ENTRY
-  return cuda_double::take_transfer(
-             comm->group.get(), peer, comm->rank, data, count * bytes_of(type), stream) ==
-                 cudaSuccess
-             ? ncclSuccess
-             : ncclInvalidArgument;
+  return transfer(
+      comm, peer, comm == nullptr ? -1 : comm->rank, false, {nullptr, data}, count, type, stream);
 }
 ncclResult_t ncclGroupStart() {
   DOUBLE_ENTRY
+  ++open_group.depth;
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
   DOUBLE_ENTRY
-  return ncclSuccess;
+  if (open_group.depth == 0) {
+    return ncclInvalidUsage;
+  }
+  if (--open_group.depth > 0) {
+    return ncclSuccess;
+  }
+  const GroupOfCalls group = std::move(open_group);
+  open_group = {};
+  if (group.calls.empty()) {
+    return ncclSuccess;
+  }
+  return group.valid ? queue(group.comm, group.stream, group.calls) : ncclInvalidUsage;
 }
 
 }  // extern "C"

@@ -1,0 +1,282 @@
+// What may be called while another thread aborts is called under `mutex_`: NCCL wants one call at a
+// time of a communicator.
+#include "parallel/nccl_links.h"
+
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "graph/base/cuda_check.h"
+
+namespace trainrt {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kPoll{2};           // between two looks at calls under way
+constexpr std::chrono::microseconds kStartPoll{200};    // at a call that is about to start
+constexpr std::chrono::milliseconds kNoticeTime{1000};  // for the notice of who failed first
+constexpr std::chrono::milliseconds kCloseTime{5000};   // a rank may still be writing files
+
+}  // namespace
+
+NcclLinks::NcclLinks(Communicator& group, int device, std::chrono::milliseconds deadline)
+    : group_(group),
+      device_(device),
+      deadline_(deadline),
+      exceptions_(std::uncaught_exceptions()),
+      watcher_([this] { watch(); }) {}
+
+NcclLinks::~NcclLinks() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  watcher_.join();
+  static_cast<void>(cudaSetDevice(device_));
+  const bool fails =
+      std::uncaught_exceptions() > exceptions_ || !failure().empty() || !group_.failure().empty();
+  if (fails || !close()) {
+    give_up("closed");
+  }
+  for (const Call& call : calls_) {
+    static_cast<void>(cudaEventDestroy(call.done));
+  }
+  for (const cudaEvent_t event : free_events_) {
+    static_cast<void>(cudaEventDestroy(event));
+  }
+}
+
+size_t NcclLinks::join(
+    cudaStream_t stream, int num_ranks, const ncclUniqueId& id, int rank, int blocks) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.maxCTAs = blocks;
+  ncclResult_t started = ncclSuccess;
+  size_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = links_.size();
+    links_.push_back({stream, nullptr, 0});
+    if (failure_.empty()) {
+      started = ncclCommInitRankConfig(&links_.back().comm, num_ranks, id, rank, &config);
+    }
+  }
+  finish(links_[number], started, "initialisation");
+  return number;
+}
+
+void NcclLinks::run(size_t link,
+                    const std::string& name,
+                    const std::function<ncclResult_t(ncclComm_t)>& fn) {
+  throw_failure();
+  Link& used = links_[link];
+  Call call{link, used.number, concat(name, " #", used.number), nullptr, Clock::now()};
+  ++used.number;
+  if (link == 0) {
+    group_.note_calls(used.number);
+  }
+  ncclResult_t started = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (used.comm != nullptr) {
+      started = fn(used.comm);
+    }
+  }
+  finish(used, started, call.name);
+  watch_call(std::move(call));
+}
+
+std::string NcclLinks::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void NcclLinks::throw_failure() const {
+  const std::string reason = failure();
+  TRAINRT_REQUIRE(reason.empty(), kCommunication, reason);
+}
+
+// Waits for a call that a non-blocking communicator answers with "in progress": before that its
+// work is not on the stream.
+void NcclLinks::finish(Link& link, ncclResult_t result, const std::string& name) {
+  const auto end = Clock::now() + deadline_;
+  while (result == ncclInProgress) {
+    const std::string others = group_.failure();
+    if (!others.empty()) {
+      give_up(others);
+    } else if (Clock::now() > end) {
+      report(concat(name, " did not end within ", deadline_.count(), " ms: a rank is missing"));
+    }
+    throw_failure();
+    std::this_thread::sleep_for(kStartPoll);
+    const std::lock_guard lock(mutex_);
+    if (link.comm != nullptr) {
+      ncclResult_t state = ncclInProgress;
+      const ncclResult_t asked = ncclCommGetAsyncError(link.comm, &state);
+      result = asked == ncclSuccess ? state : asked;
+    }
+  }
+  if (result != ncclSuccess) {
+    report(concat(name, ": ", ncclGetErrorString(result)));
+  }
+  throw_failure();
+}
+
+// Lets the watcher see to it that the work just queued ends in time.
+void NcclLinks::watch_call(Call call) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      call.done = free_events_.back();
+      free_events_.pop_back();
+    }
+  }
+  if (call.done == nullptr) {
+    TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(&call.done, cudaEventDisableTiming));
+  }
+  const cudaError_t recorded = cudaEventRecord(call.done, links_[call.link].stream);
+  {
+    const std::lock_guard lock(mutex_);
+    if (recorded == cudaSuccess) {
+      calls_.push_back(std::move(call));
+    } else {
+      free_events_.push_back(call.done);
+    }
+  }
+  if (recorded != cudaSuccess) {
+    cuda::fail(cuda::failure_of(recorded), "cudaEventRecord");
+  }
+  changed_.notify_all();
+}
+
+void NcclLinks::watch() {
+  static_cast<void>(cudaSetDevice(device_));
+  std::unique_lock lock(mutex_);
+  while (!closing_ && failure_.empty()) {
+    if (calls_.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    const std::string reason = look();
+    lock.unlock();
+    const std::string others = group_.failure();
+    if (!others.empty()) {
+      give_up(others);
+    } else if (!reason.empty()) {
+      report(reason);
+    }
+    lock.lock();
+    changed_.wait_for(lock, kPoll, [this] { return closing_; });
+  }
+}
+
+// Takes note of calls that have ended; why the communicator must be given up, or nothing.
+std::string NcclLinks::look() {
+  for (const Link& link : links_) {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked =
+        link.comm == nullptr ? ncclSuccess : ncclCommGetAsyncError(link.comm, &state);
+    if (asked != ncclSuccess || (state != ncclSuccess && state != ncclInProgress)) {
+      return ncclGetErrorString(asked != ncclSuccess ? asked : state);
+    }
+  }
+  std::set<size_t> busy;  // a call waits for those before it
+  for (auto call = calls_.begin(); call != calls_.end();) {
+    if (!busy.insert(call->link).second) {
+      call->started = Clock::now();
+      ++call;
+      continue;
+    }
+    const cudaError_t reached = cudaEventQuery(call->done);
+    if (reached == cudaErrorNotReady) {
+      if (Clock::now() - call->started > deadline_) {
+        return late(*call);
+      }
+      ++call;
+    } else if (reached != cudaSuccess) {
+      return cudaGetErrorString(reached);
+    } else {
+      busy.erase(call->link);
+      free_events_.push_back(call->done);
+      call = calls_.erase(call);
+    }
+  }
+  return "";
+}
+
+std::string NcclLinks::late(const Call& call) const {
+  std::string missing;
+  if (call.link == 0) {
+    for (const int rank : group_.ranks_behind(call.number + 1)) {
+      missing += concat(missing.empty() ? "missing rank " : ", ", rank);
+    }
+  }
+  return concat(
+      call.name,
+      " did not end within ",
+      deadline_.count(),
+      " ms: ",
+      missing.empty() ? "a rank is missing, or computes longer than --deadline" : missing);
+}
+
+// This rank has found a failure. Another one may have caused it, whose notice is on its way.
+void NcclLinks::report(const std::string& reason) {
+  const std::string text =
+      concat("rank ", group_.rank(), " of ", group_.world_size(), " (NCCL): ", reason);
+  const auto end = Clock::now() + kNoticeTime;
+  std::string others = group_.failure();
+  while (others.empty() && Clock::now() < end) {
+    std::this_thread::sleep_for(kPoll);
+    others = group_.failure();
+  }
+  if (others.empty()) {
+    group_.abort(text);
+  }
+  give_up(others.empty() ? text : others);
+}
+
+// The first reason stays; this rank's waiting kernels are ended.
+void NcclLinks::give_up(const std::string& reason) noexcept {
+  std::vector<ncclComm_t> aborted;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) {
+      failure_ = reason.empty() ? "aborted" : reason;
+    }
+    for (Link& link : links_) {
+      if (link.comm != nullptr) {
+        aborted.push_back(std::exchange(link.comm, nullptr));
+      }
+    }
+  }
+  for (const ncclComm_t comm : aborted) {
+    static_cast<void>(ncclCommAbort(comm));
+  }
+  changed_.notify_all();
+}
+
+// Collective. False when it cannot be done.
+bool NcclLinks::close() noexcept {
+  const auto end = Clock::now() + kCloseTime;
+  for (Link& link : links_) {
+    if (link.comm == nullptr) {
+      return false;
+    }
+    ncclResult_t state = ncclCommFinalize(link.comm);
+    while (state == ncclInProgress && Clock::now() < end && group_.failure().empty()) {
+      std::this_thread::sleep_for(kStartPoll);
+      const ncclResult_t asked = ncclCommGetAsyncError(link.comm, &state);
+      state = asked == ncclSuccess ? state : asked;
+    }
+    if (state != ncclSuccess) {
+      return false;
+    }
+    static_cast<void>(ncclCommDestroy(std::exchange(link.comm, nullptr)));
+  }
+  return true;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,150 @@
+#include "runtime/node_runner.h"
+
+#include <chrono>
+#include <thread>
+
+#include "runtime/communication_node.h"
+
+namespace trainrt {
+
+namespace {
+
+std::span<std::byte> bytes_of(const TensorRef& ref) {
+  return {static_cast<std::byte*>(ref.data), static_cast<size_t>(ref.type->bytes())};
+}
+
+// What a node reads and writes.
+template <typename Fn>
+void for_each_use(const BoundNode& node, Fn&& fn) {
+  for (const std::vector<TensorRef>* refs : {&node.inputs, &node.outputs}) {
+    for (const TensorRef& ref : *refs) {
+      if (ref.type != nullptr) {
+        fn(MemoryUse{bytes_of(ref), refs == &node.outputs});
+      }
+    }
+  }
+  fn(MemoryUse{node.workspace, true});
+}
+
+}  // namespace
+
+void NodeRunner::run(BoundPhase& phase, Segment& segment, const StepContext& step) {
+  if (segment.recordable && trace_ == nullptr && device_.records()) {
+    throw_if_a_rank_failed();
+    run_recorded(phase, segment, step);
+    return;
+  }
+  for (size_t i = segment.begin; i < segment.end; ++i) {
+    BoundNode& node = phase.nodes[i];
+    throw_if_a_rank_failed();
+    device_.begin_node(node.node->name);
+    if (node.kernel) {
+      await_memory_of(node);
+      run_kernel(node, step);
+    } else {
+      run_communication(node);
+    }
+    device_.end_node();
+  }
+}
+
+void NodeRunner::throw_if_a_rank_failed() const {
+  if (communicators_.world != nullptr) {
+    communicators_.world->throw_if_failed();
+  }
+}
+
+void NodeRunner::run_recorded(BoundPhase& phase, Segment& segment, const StepContext& step) {
+  const auto run_all = [&] {
+    for (size_t i = segment.begin; i < segment.end; ++i) {
+      run_kernel(phase.nodes[i], step);
+    }
+  };
+  std::vector<const void*> key = {step.first_micro_batch ? this : nullptr};
+  for (size_t i = segment.begin; i < segment.end; ++i) {
+    const BoundNode& node = phase.nodes[i];
+    await_memory_of(node);
+    for (const StashPatch& patch : node.patches) {
+      key.push_back(patch.ref == nullptr ? node.workspace.data() : patch.ref->data);
+    }
+  }
+  const auto [at, is_new] = segment.recordings.try_emplace(std::move(key));
+  if (is_new) {  // kernels make ready what they need at their first run
+    run_all();
+    return;
+  }
+  if (at->second == nullptr) {
+    at->second = device_.record(run_all);
+  }
+  device_.replay(*at->second);
+}
+
+void NodeRunner::await_memory_of(const BoundNode& node) {
+  for_each_use(node, [this](const MemoryUse& use) { communicated_.await(use); });
+}
+
+void NodeRunner::run_kernel(BoundNode& node, const StepContext& step) {
+  const double speed = device_.speed();
+  const auto start =
+      speed < 1 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+  KernelContext context(
+      *node.node, node.inputs, node.outputs, node.workspace, device_.context(), step);
+  try {
+    node.kernel(context);
+  } catch (Error& error) {
+    error.add_context(concat("in node '", node.node->name, "' (", node.node->op_type, ")"));
+    throw;
+  }
+  if (speed < 1) {
+    const auto elapsed = std::chrono::steady_clock::now() - start;
+    std::this_thread::sleep_for(elapsed * (1 / speed - 1));
+  }
+}
+
+void NodeRunner::run_communication(BoundNode& node) {
+  std::vector<MemoryUse> uses;
+  for_each_use(node, [&uses](const MemoryUse& use) { uses.push_back(use); });
+  const Lane lane = communication_lane(node, communicators_);
+  communicated_.begin(lane, uses);
+  StepTrace::Clock::time_point begin;
+  if (trace_ != nullptr) {
+    begin = traced_now();
+    trace_->add(running_cell_, TraceLane::kCompute, computing_since_, begin);
+  }
+  run_communication_node(
+      *node.node, node.inputs, node.outputs, node.workspace, communicators_, device_);
+  if (trace_ != nullptr) {
+    // What waits for a peer's message is a bubble; a collective is communication.
+    computing_since_ = traced_now();
+    const bool waits = node.node->op_type == comm_op::kRecv;
+    const TensorRef& moved = node.outputs.empty() ? node.inputs[0] : node.outputs[0];
+    trace_->add(node.node->name,
+                waits ? TraceLane::kBubble : TraceLane::kCommunication,
+                begin,
+                computing_since_,
+                moved.type->bytes());
+  }
+  communicated_.end(lane, uses);
+}
+
+// On a GPU the host runs ahead of what is timed: a trace waits for it.
+StepTrace::Clock::time_point NodeRunner::traced_now() {
+  device_.synchronize();
+  return StepTrace::Clock::now();
+}
+
+// A cell computes but for the time that its communication takes.
+void NodeRunner::begin_cell(const Cell& cell) {
+  if (trace_ != nullptr) {
+    running_cell_ = cell_name(cell);
+    computing_since_ = traced_now();
+  }
+}
+
+void NodeRunner::end_cell() {
+  if (trace_ != nullptr) {
+    trace_->add(running_cell_, TraceLane::kCompute, computing_since_, traced_now());
+  }
+}
+
+}  // namespace trainrt

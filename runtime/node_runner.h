@@ -1,0 +1,51 @@
+// Runs the nodes of a phase on one device: kernels on the lane of computation, communication on its
+// own lanes, which wait for each other where they touch the same memory.
+//
+// Where the device can record work, a run of kernels between two communications is asked for once
+// by name and once recorded; from then on the recording is replayed. A recording holds addresses,
+// so there is one for each place that a micro-batch in flight may have. Kernels that draw random
+// numbers differ in every step and are never recorded; what the host reads ends a run.
+#pragma once
+
+#include <string>
+
+#include "runtime/bound_program.h"
+#include "runtime/communicated_memory.h"
+#include "runtime/device.h"
+#include "runtime/rank_communicators.h"
+#include "runtime/run_trace.h"
+
+namespace trainrt {
+
+class NodeRunner {
+ public:
+  NodeRunner(Device& device, RankCommunicators communicators)
+      : device_(device), communicators_(std::move(communicators)), communicated_(device) {}
+
+  // Nodes [segment.begin, segment.end) of a phase, whose addresses have been set.
+  void run(BoundPhase& phase, Segment& segment, const StepContext& step);
+
+  CommunicatedMemory& communicated() { return communicated_; }
+
+  // Cells, communication and waits of the steps to come are noted there; null: nowhere.
+  void set_trace(StepTrace* trace) { trace_ = trace; }
+  void begin_cell(const Cell& cell);
+  void end_cell();
+
+ private:
+  void run_kernel(BoundNode& node, const StepContext& step);
+  void run_communication(BoundNode& node);
+  void run_recorded(BoundPhase& phase, Segment& segment, const StepContext& step);
+  void throw_if_a_rank_failed() const;
+  void await_memory_of(const BoundNode& node);
+  StepTrace::Clock::time_point traced_now();
+
+  Device& device_;
+  RankCommunicators communicators_;
+  CommunicatedMemory communicated_;
+  StepTrace* trace_ = nullptr;
+  std::string running_cell_;  // when tracing, and since when it computes
+  StepTrace::Clock::time_point computing_since_;
+};
+
+}  // namespace trainrt

@@ -1,0 +1,232 @@
+// Several GPUs at once: every way to split a model over them gives the losses of one CPU, in every
+// order that their streams may run in, and a failure on any of them ends all of them.
+#include <unistd.h>
+
+#include <thread>
+
+#include "runtime/trainer.h"
+#include "tests/cuda/cuda_training_run.h"
+
+namespace trainrt::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+using Words = std::vector<std::string>;
+
+const Words kFourLayers = {
+    "--layers", "4", "--hidden", "16", "--heads", "2", "--vocab", "40", "--seq", "8"};
+
+const Words kShortStep = {"--steps", "1", "--batch-size", "2", "--micro-batch-size", "1"};
+
+class CudaRanksRun : public CudaTrainingTest {
+ protected:
+  void SetUp() override {
+    CudaTrainingTest::SetUp();
+    cuda_double::reset({.num_devices = 4});
+  }
+
+  // Flags for a run on this many GPUs.
+  Words gpus(int count, const Words& pins) {
+    const std::string cluster = folder_.file("cluster.yaml");
+    write_text(cluster,
+               concat("hosts: [{count: 1, devices: [{count: ",
+                      count,
+                      ", type: my-card}], intra: nvlink3}]\n"
+                      "devices: {my-card: {memory: 1GiB, flops: {fp32: 1e13, fp64: 1e13, bf16: "
+                      "1e14}, memory_bandwidth: 1e12}}\n"));
+    std::string devices = "cuda:0";
+    for (int i = 1; i < count; ++i) {
+      devices += concat(",", i);
+    }
+    Words flags = {"--devices", devices, "--cluster", cluster};
+    flags.insert(flags.end(), pins.begin(), pins.end());
+    return flags;
+  }
+};
+
+struct Split {
+  std::string name;
+  int num_gpus = 2;
+  Words pins;
+  std::string family = "gpt2";
+  Words sizes = kFourLayers;
+  std::string precision = "fp32";
+};
+
+class CudaRanksTest : public CudaRanksRun, public ::testing::WithParamInterface<Split> {};
+
+TEST_P(CudaRanksTest, TrainAsOneCpu) {
+  const Split& split = GetParam();
+  const std::string path = model(split.family, split.sizes);
+  const Words steps = {"--steps",
+                       "2",
+                       "--batch-size",
+                       "4",
+                       "--micro-batch-size",
+                       "1",
+                       "--precision",
+                       split.precision};
+  const Course expected = train(path, kCpu, steps);
+  ASSERT_EQ(expected.losses.size(), 2u);
+  expect_near(train(path, gpus(split.num_gpus, split.pins), steps), expected, 1e-5);
+}
+
+const Words kT5 = {
+    "--layers", "2", "--hidden", "16", "--heads", "2", "--vocab", "40", "--seq", "8"};
+
+INSTANTIATE_TEST_SUITE_P(
+    Splits,
+    CudaRanksTest,
+    ::testing::Values(
+        Split{"data", 2, {"--dp", "2"}},
+        Split{"data_uneven", 3, {"--dp", "3", "--shares", "1,1,2"}},
+        Split{"zero1", 2, {"--dp", "2", "--zero", "1"}},
+        Split{"zero2", 2, {"--dp", "2", "--zero", "2"}},
+        Split{"zero3", 2, {"--dp", "2", "--zero", "3"}},
+        Split{"tensor", 2, {"--tp", "2"}},
+        Split{"sequence", 2, {"--tp", "2", "--sequence-parallel"}},
+        Split{"gpipe", 2, {"--pp", "2", "--schedule", "gpipe"}},
+        Split{"one_f_one_b", 2, {"--pp", "2", "--schedule", "1f1b"}},
+        Split{"four_stages", 4, {"--pp", "4", "--schedule", "1f1b"}},
+        Split{"zero_bubble", 2, {"--pp", "2", "--schedule", "zb-h1"}},
+        Split{"zero_bubble_of_four", 4, {"--pp", "4", "--schedule", "zb-h1"}},
+        Split{"interleaved", 2, {"--pp", "2", "--virtual-stages", "2"}},
+        Split{"recompute", 2, {"--pp", "2", "--recompute", "full"}},
+        Split{"pipeline_and_data", 4, {"--pp", "2", "--dp", "2", "--zero", "1"}},
+        Split{"pipeline_and_tensor", 4, {"--pp", "2", "--tp", "2"}},
+        Split{"interleaved_and_data", 4, {"--pp", "2", "--virtual-stages", "2", "--dp", "2"}},
+        Split{"t5_stages", 2, {"--pp", "2", "--virtual-stages", "1"}, "t5", kT5}),
+    [](const auto& split) { return split.param.name; });
+
+// Runs `arguments` as each of several processes would, but for being threads: each joins the others
+// and drives a GPU of its own. What each threw.
+std::vector<std::string> run_processes(int count, const Words& arguments) {
+  const Options options = options_of(arguments);
+  Socket listener = Socket::listening(0);
+  RankPlace place;
+  place.world_size = count;
+  place.port = listener.local_port();
+  std::vector<std::string> errors(static_cast<size_t>(count));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < count; ++rank) {
+    place.rank = rank;
+    place.listening_fd = rank == 0 ? ::dup(listener.fd()) : -1;
+    threads.emplace_back([&errors, own = Options(options), place]() mutable {
+      if (place.rank > 0) {
+        own.metrics.clear();
+      }
+      Ranks ranks(place, own.deadline);
+      try {
+        train_ranks(own, ranks);
+        ranks.leave();
+      } catch (const Error& error) {
+        errors[static_cast<size_t>(place.rank)] = error.what();
+        ranks.leave_failed(error.code(), error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return errors;
+}
+
+TEST_F(CudaRanksRun, ProcessesWithAGpuEachTrainAsOneCpu) {
+  const std::string path = model("gpt2", kFourLayers);
+  const Words steps = {"--steps", "2", "--batch-size", "8", "--micro-batch-size", "1"};
+  const Course expected = train(path, kCpu, steps);
+  for (const Words& pins : {Words{"--dp", "2", "--zero", "1"}, {"--pp", "2"}}) {
+    SCOPED_TRACE(pins[0]);
+    Words devices = gpus(2, pins);
+    devices[1] = "cuda";
+    EXPECT_THAT(run_processes(2, run_arguments(path, devices, steps)), Each(std::string()));
+    expect_near(course(), expected, 1e-5);
+  }
+}
+
+TEST_F(CudaRanksRun, ProcessesThatWouldShareAGpuAreRefused) {
+  cuda_double::reset({.num_devices = 1});
+  const std::string path = model("mlp", {"--hidden", "8"});
+  Words devices = gpus(2, {"--dp", "2"});
+  devices[1] = "cuda";
+  EXPECT_THAT(run_processes(2, run_arguments(path, devices, kShortStep)),
+              Each(HasSubstr("ranks 0 and 1 have the same GPU")));
+}
+
+TEST_F(CudaRanksRun, EveryOrderOfStreamsGivesEqualBits) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const Words steps = {"--steps", "1", "--batch-size", "4"};
+  const Words devices = gpus(2, {"--pp", "2"});
+  expect_equal_in_orders([&] { return train(path, devices, steps); }, 10);
+}
+
+// Makes each of these waits missing in several orders: how many were noticed, by a wrong loss or an
+// error.
+TEST_F(CudaRanksRun, AMissingWaitIsNoticed) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const Words steps = {"--steps", "1", "--batch-size", "4"};
+  const Words devices = gpus(2, {"--tp", "2"});
+  const Course right = train(path, devices, steps);
+  const int64_t waits = cuda_double::num_waits();
+  ASSERT_GT(waits, 4);
+  int noticed = 0, tried = 0;
+  for (int64_t wait = 1; wait <= waits; wait += std::max<int64_t>(1, waits / 5)) {
+    bool differs = false;
+    for (uint64_t seed = 0; seed < 6 && !differs; ++seed) {
+      cuda_double::reset({.num_devices = 4, .seed = seed, .drop_wait = wait});
+      try {
+        const Course course = train(path, devices, steps);
+        differs = course.losses != right.losses || course.norms != right.norms;
+      } catch (const Error&) {
+        differs = true;
+      }
+    }
+    noticed += differs;
+    ++tried;
+  }
+  EXPECT_GT(noticed, tried / 2) << "of " << tried << " waits left out";
+}
+
+TEST_F(CudaRanksRun, AFailureOnOneGpuEndsAllWithoutALeak) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  const Words devices = gpus(2, {"--pp", "2"});
+  expect_clean_failures([&] { train(path, devices, kShortStep); }, 5, 67);
+}
+
+class LongCudaRanksTest : public CudaRanksRun {};
+
+TEST_F(LongCudaRanksTest, EveryCallsFailureEndsAllWithoutALeak) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  for (const Words& pins : {Words{"--pp", "2"}, {"--dp", "2", "--zero", "2"}, {"--tp", "2"}}) {
+    SCOPED_TRACE(pins[0]);
+    const Words devices = gpus(2, pins);
+    expect_clean_failures([&] { train(path, devices, kShortStep); }, 1, 1);
+  }
+  const Words devices = gpus(4, {"--pp", "2", "--dp", "2"});
+  expect_clean_failures([&] { train(path, devices, kShortStep); }, 1, 3);
+}
+
+// Its skip connections pass stages by.
+TEST_F(LongCudaRanksTest, UnetTrainsInStagesAsOnOneCpu) {
+  const std::string path = model("unet", {"--image", "16", "--hidden", "8"});
+  const Words steps = {
+      "--steps", "2", "--batch-size", "4", "--micro-batch-size", "1", "--precision", "fp64"};
+  const Course expected = train(path, kCpu, steps);
+  const Words devices = gpus(2, {"--pp", "2", "--virtual-stages", "1"});
+  expect_near(train(path, devices, steps), expected, 1e-5);
+}
+
+TEST_F(LongCudaRanksTest, AThousandOrdersOfStreamsGiveEqualBits) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const Words steps = {"--steps", "2", "--batch-size", "4"};
+  for (const Words& pins : {Words{"--dp", "2"}, {"--tp", "2"}, {"--pp", "2"}}) {
+    SCOPED_TRACE(pins[0]);
+    const Words devices = gpus(2, pins);
+    expect_equal_in_orders([&] { return train(path, devices, steps); }, 340);
+  }
+}
+
+}  // namespace
+}  // namespace trainrt::testing
