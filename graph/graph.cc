@@ -180,6 +180,10 @@ Graph Graph::subgraph(const std::vector<NodeId>& keep,
     want(id);
   }
   Graph result;
+  result.values_.reserve(values_.size());
+  result.nodes_.reserve(keep.size());
+  result.value_by_name_.reserve(values_.size());
+  result.node_by_name_.reserve(keep.size());
   std::vector<ValueId> map(values_.size(), kNoValue);
   for (ValueId id = 0; id < num_values(); ++id) {
     if (value(id).producer == kNoNode && wanted[static_cast<size_t>(id)]) {

@@ -72,7 +72,7 @@ void check_folder(const OnnxModel::Impl& model, const std::string& path) {
     }
     for (const onnx::StringStringEntryProto& entry : tensor.external_data()) {
       std::error_code error;
-      const fs::path weights = fs::path(model.folder) / entry.value();
+      const fs::path weights = fs::path(model.files.folder) / entry.value();
       TRAINRT_REQUIRE(
           entry.key() != "location" || !fs::exists(weights, error) ||
               fs::equivalent(
@@ -109,6 +109,7 @@ void write_annotated(const OnnxModel& model,
                      const std::string& path) {
   check_folder(model.impl(), path);
   onnx::ModelProto proto = *model.impl().proto;
+  attach_weights(*proto.mutable_graph(), model.impl().files.model);
   proto.set_ir_version(std::max<int64_t>(proto.ir_version(), kFirstAnnotatedIr));
   erase_if(*proto.mutable_configuration(),
            [&](const auto& configuration) { return configuration.name() == annotation.name; });

@@ -33,7 +33,7 @@ std::vector<int64_t> likely_batches(const OnnxModel::Impl& model) {
         has_external_data(tensor)) {
       return;
     }
-    const std::vector<int64_t> shape = tensor_source(model.proto, tensor, "").load().to_int64();
+    const std::vector<int64_t> shape = tensor_source(model.proto, tensor, {}).load().to_int64();
     for (const int64_t dim : shape) {
       counts[dim] += dim > 0 ? 1 : 0;
     }

@@ -62,7 +62,7 @@ void OnnxTranslator::translate_constant(const onnx::NodeProto& node) {
     value.name = name;
     if (attribute.name() == "value" && attribute.ref_attr_name().empty()) {
       value.type = tensor_type(attribute.t(), concat("constant '", name, "'"));
-      value.source = tensor_source(scope_->owner, attribute.t(), model_.folder);
+      value.source = tensor_source(scope_->owner, attribute.t(), model_.files);
       set_output(node,
                  0,
                  add_weight(std::move(value),
@@ -72,7 +72,7 @@ void OnnxTranslator::translate_constant(const onnx::NodeProto& node) {
     }
     if (attribute.name() == "sparse_value") {
       value.type = tensor_type(attribute.sparse_tensor(), concat("constant '", name, "'"));
-      value.source = tensor_source(scope_->owner, attribute.sparse_tensor(), model_.folder);
+      value.source = tensor_source(scope_->owner, attribute.sparse_tensor(), model_.files);
       set_output(
           node, 0, add_weight(std::move(value), WeightCandidate::Origin::kConstantNode, true));
       return;

@@ -239,7 +239,7 @@ void drop_outputs(onnx::GraphProto& graph, const std::map<std::string, std::stri
 
 // ---- where the data goes
 
-void settle_data(onnx::ModelProto& model, const std::string& folder, const std::string& path) {
+void settle_data(onnx::ModelProto& model, const WeightFiles& files, const std::string& path) {
   onnx::GraphProto& graph = *model.mutable_graph();
   int64_t bytes = 0;
   for (const onnx::TensorProto& tensor : graph.initializer()) {
@@ -251,11 +251,11 @@ void settle_data(onnx::ModelProto& model, const std::string& folder, const std::
     weights = std::make_unique<WeightFile>(path, true);
   }
   for (onnx::TensorProto& tensor : *graph.mutable_initializer()) {
-    if (weights == nullptr && !has_external_data(tensor)) {
+    if (weights == nullptr && !has_external_data(tensor) && !is_detached(tensor)) {
       continue;
     }
     const auto original = std::make_shared<const onnx::TensorProto>(tensor);
-    const TensorSource source = tensor_source(original, *original, folder);
+    const TensorSource source = tensor_source(original, *original, files);
     if (weights == nullptr) {
       fill_tensor(tensor, source.load());
     } else if (is_floating(tensor_type(tensor, tensor.name()).dtype)) {
@@ -292,7 +292,7 @@ void export_trained(const OnnxModel& model,
   rename_inputs(*graph.mutable_node(), renamed);
   drop_dead(graph);
   put_values(graph, current);
-  settle_data(proto, impl.folder, path);
+  settle_data(proto, impl.files, path);
   write_model_file(proto, path);
 }
 

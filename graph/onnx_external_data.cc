@@ -44,7 +44,7 @@ void check_inside(const ExternalLocation& location, const fs::path& root, const 
 
 }  // namespace
 
-ExternalLocation external_location(const onnx::TensorProto& proto) {
+ExternalLocation location_entries(const onnx::TensorProto& proto) {
   ExternalLocation location;
   location.tensor = proto.name();
   for (const onnx::StringStringEntryProto& entry : proto.external_data()) {
@@ -56,6 +56,11 @@ ExternalLocation external_location(const onnx::TensorProto& proto) {
       location.length = parse_number(proto.name(), "length", entry.value());
     }
   }
+  return location;
+}
+
+ExternalLocation external_location(const onnx::TensorProto& proto) {
+  ExternalLocation location = location_entries(proto);
   const fs::path path(location.file);
   TRAINRT_REQUIRE(!location.file.empty(),
                   kInvalidModel,

@@ -17,6 +17,9 @@ struct ExternalLocation {
   int64_t length = -1;  // -1: what the type needs
 };
 
+// The tensor's external_data entries as they stand. Throws kInvalidModel for malformed numbers.
+ExternalLocation location_entries(const onnx::TensorProto& proto);
+
 // Reads the tensor's external_data entries; opens nothing. Throws kInvalidModel for a missing,
 // absolute or escaping location and for malformed numbers.
 ExternalLocation external_location(const onnx::TensorProto& proto);

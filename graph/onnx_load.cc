@@ -70,6 +70,19 @@ void parse_binary(std::istream& in, onnx::ModelProto& model) {
       "ModelProto)");
 }
 
+// Parses a file of large weights without them. False when there are none, or it is no model.
+bool parse_detached(const std::string& path, onnx::ModelProto& model, WeightFiles* files) {
+  std::shared_ptr<const MappedFile> file = path.empty() ? nullptr : MappedFile::open(path);
+  const std::optional<std::string> stripped =
+      file == nullptr ? std::nullopt : detach_weights(file->bytes());
+  if (!stripped.has_value() || !model.ParseFromString(*stripped)) {
+    model.Clear();
+    return false;
+  }
+  files->model = std::move(file);
+  return true;
+}
+
 void parse_text_syntax(std::istream& in, onnx::ModelProto& model) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   onnx::Common::Status status;
@@ -83,11 +96,11 @@ void parse_text_syntax(std::istream& in, onnx::ModelProto& model) {
 
 std::unique_ptr<OnnxModel::Impl> build(std::istream& in,
                                        const std::string& path,
-                                       const std::string& folder) {
+                                       WeightFiles files) {
   auto proto = std::make_shared<onnx::ModelProto>();
   if (is_text(in)) {
     parse_text_syntax(in, *proto);
-  } else {
+  } else if (!parse_detached(path, *proto, &files)) {
     parse_binary(in, *proto);
   }
   if (proto->has_graph() && sort_nodes(*proto)) {
@@ -97,7 +110,7 @@ std::unique_ptr<OnnxModel::Impl> build(std::istream& in,
   validate_model(*proto);
   auto model = std::make_unique<OnnxModel::Impl>();
   model->path = path;
-  model->folder = folder;
+  model->files = std::move(files);
   model->proto = std::move(proto);
   index_model(*model);
   return model;
@@ -108,7 +121,7 @@ std::unique_ptr<OnnxModel::Impl> build(std::istream& in,
 OnnxModel OnnxModel::load(const std::string& path) {
   std::ifstream in = open_file(path);
   try {
-    return OnnxModel(build(in, path, fs::path(path).parent_path().string()));
+    return OnnxModel(build(in, path, {fs::path(path).parent_path().string(), nullptr}));
   } catch (Error& error) {
     error.add_context(concat("while loading '", path, "'"));
     throw;
@@ -117,7 +130,7 @@ OnnxModel OnnxModel::load(const std::string& path) {
 
 OnnxModel OnnxModel::parse_text(const std::string& text, const std::string& folder) {
   std::istringstream in(text);
-  return OnnxModel(build(in, "", folder));
+  return OnnxModel(build(in, "", {folder, nullptr}));
 }
 
 }  // namespace trainrt

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/onnx_detached_data.h"
 #include "graph/onnx_import.h"
 
 namespace trainrt {
@@ -24,8 +25,8 @@ std::string function_key(const std::string& domain,
                          const std::string& overload);
 
 struct OnnxModel::Impl {
-  std::string path;    // of the model file; "" for text
-  std::string folder;  // where external weights are searched
+  std::string path;   // of the model file; "" for text
+  WeightFiles files;  // where weights are searched
   // Shared with every TensorSource that points into it; never changed once loaded.
   std::shared_ptr<const onnx::ModelProto> proto;
 

@@ -89,6 +89,7 @@ bool is_weight_operand(const std::string& op, size_t input) {
       {"Einsum", {0, 1, 2}},
       {"Conv", {1, 2}},
       {"ConvTranspose", {1, 2}},
+      {"ConvInputGrad", {1}},  // what a ConvTranspose becomes
       {"BatchNormApply", {2, 3}},
       {"LayerNormalization", {1, 2}},
       {"RMSNormalization", {1}},
@@ -197,7 +198,8 @@ class RoleAssigner {
   }
 
   std::string buffer(const WeightCandidate& candidate) const {
-    return buffer_reason(graph_.value(candidate.value), candidate.inlined);
+    return buffer_reason(
+        graph_.value(candidate.value), candidate, weights_[static_cast<size_t>(candidate.value)]);
   }
 
   void set(TensorReport& report, const char* role, std::string why) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "graph/onnx_detached_data.h"
 #include "graph/onnx_external_data.h"
 
 namespace trainrt {
@@ -190,7 +191,7 @@ TensorType tensor_type(const SparseTensorProto& proto, const std::string& what) 
 }
 
 bool has_external_data(const TensorProto& proto) {
-  return proto.data_location() == TensorProto::EXTERNAL;
+  return proto.data_location() == TensorProto::EXTERNAL && !is_detached(proto);
 }
 
 void check_tensor_data(const TensorProto& proto) {
@@ -200,7 +201,20 @@ void check_tensor_data(const TensorProto& proto) {
   }
   const std::string what = concat("tensor '", proto.name(), "'");
   const TensorType type = tensor_type(proto, what);
-  if (proto.has_raw_data()) {
+  if (is_detached(proto)) {
+    const int64_t bytes = location_entries(proto).length;
+    TRAINRT_REQUIRE(bytes == type.bytes(),
+                    kInvalidModel,
+                    what,
+                    " (",
+                    dtype_name(type.dtype),
+                    shape_string(type.shape),
+                    ") holds ",
+                    bytes,
+                    " bytes; wanted ",
+                    type.bytes(),
+                    ". The file is damaged or was written wrongly");
+  } else if (proto.has_raw_data()) {
     TRAINRT_REQUIRE(static_cast<int64_t>(proto.raw_data().size()) == type.bytes(),
                     kInvalidModel,
                     what,
@@ -229,8 +243,13 @@ void check_tensor_data(const TensorProto& proto) {
 
 TensorSource tensor_source(std::shared_ptr<const void> owner,
                            const TensorProto& proto,
-                           const std::string& folder) {
+                           const WeightFiles& files) {
   const TensorType type = tensor_type(proto, concat("tensor '", proto.name(), "'"));
+  if (is_detached(proto)) {
+    return {"inline", [owner = std::move(owner), &proto, type, file = files.model] {
+              return detached_tensor(proto, type, file);
+            }};
+  }
   if (has_external_data(proto)) {
     ExternalLocation location = external_location(proto);
     std::string description = concat(location.file,
@@ -238,7 +257,7 @@ TensorSource tensor_source(std::shared_ptr<const void> owner,
                                      location.offset,
                                      "+",
                                      location.length < 0 ? type.bytes() : location.length);
-    return {std::move(description), [location = std::move(location), type, folder] {
+    return {std::move(description), [location = std::move(location), type, folder = files.folder] {
               return read_external(folder, location, type);
             }};
   }
@@ -249,14 +268,24 @@ TensorSource tensor_source(std::shared_ptr<const void> owner,
           }};
 }
 
+TensorPeek detached_peek(std::shared_ptr<const void> owner,
+                         const TensorProto& proto,
+                         const WeightFiles& files) {
+  const TensorType type = tensor_type(proto, concat("tensor '", proto.name(), "'"));
+  return
+      [owner = std::move(owner), &proto, type, file = files.model](int64_t first, int64_t count) {
+        return detached_elements(proto, type, file, first, count);
+      };
+}
+
 TensorSource tensor_source(std::shared_ptr<const void> owner,
                            const SparseTensorProto& proto,
-                           const std::string& folder) {
+                           const WeightFiles& files) {
   const std::string what = concat("sparse tensor '", proto.values().name(), "'");
   const TensorType type = tensor_type(proto, what);
   return {"inline, sparse", [=, &proto] {
-            const Tensor values = tensor_source(owner, proto.values(), folder).load();
-            const Tensor index_tensor = tensor_source(owner, proto.indices(), folder).load();
+            const Tensor values = tensor_source(owner, proto.values(), files).load();
+            const Tensor index_tensor = tensor_source(owner, proto.indices(), files).load();
             const std::vector<int64_t> indices = index_tensor.to_int64();
             const int64_t count = values.num_elements();
             const size_t ndim = type.shape.size();

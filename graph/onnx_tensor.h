@@ -4,11 +4,13 @@
 
 #include <onnx/onnx_pb.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "graph/graph.h"
+#include "graph/onnx_detached_data.h"
 #include "graph/tensor.h"
 
 namespace trainrt {
@@ -28,13 +30,18 @@ TensorType tensor_type(const onnx::SparseTensorProto& proto, const std::string& 
 bool has_external_data(const onnx::TensorProto& proto);
 
 // Where the data is. `owner` keeps `proto` alive: raw bytes are used where they lie, not copied.
-// `folder` is where external files are searched.
 TensorSource tensor_source(std::shared_ptr<const void> owner,
                            const onnx::TensorProto& proto,
-                           const std::string& folder);
+                           const WeightFiles& files);
 TensorSource tensor_source(std::shared_ptr<const void> owner,
                            const onnx::SparseTensorProto& proto,
-                           const std::string& folder);
+                           const WeightFiles& files);
+
+// Elements [first, first + count) of a tensor, as a vector.
+using TensorPeek = std::function<Tensor(int64_t first, int64_t count)>;
+TensorPeek detached_peek(std::shared_ptr<const void> owner,
+                         const onnx::TensorProto& proto,
+                         const WeightFiles& files);
 
 // Throws kInvalidModel when the amount of inline data disagrees with type and dims, so that a bad
 // tensor is found when the model is loaded.

@@ -44,7 +44,7 @@ std::unique_ptr<OnnxModel::Impl> merge(const OnnxModel::Impl& model) {
   graph.mutable_value_info()->MergeFrom(algorithm.value_info());
   auto merged = std::make_unique<OnnxModel::Impl>();
   merged->path = model.path;
-  merged->folder = model.folder;
+  merged->files = model.files;
   merged->proto = std::move(proto);
   index_model(*merged);
   return merged;
@@ -176,7 +176,7 @@ class TrainingInfoBuilder {
       const auto initial = initial_.find(name);
       value.source = initial != initial_.end()
                          ? initial->second
-                         : tensor_source(merged_.proto, tensor, merged_.folder);
+                         : tensor_source(merged_.proto, tensor, merged_.files);
       translator_.define(name, graph_.add_value(std::move(value)));
     }
   }

@@ -42,7 +42,7 @@ std::optional<AttributeValue> attribute_value(const onnx::AttributeProto& attrib
       return std::vector<std::string>(begin, end);
     }
     case AttributeProto::TENSOR:
-      return tensor_source(model.proto, attribute.t(), model.folder).load().clone();
+      return tensor_source(model.proto, attribute.t(), model.files).load().clone();
     default:
       return std::nullopt;  // graphs: read by those who inline them
   }
@@ -207,7 +207,7 @@ ValueId OnnxTranslator::add_weight(Value value, WeightCandidate::Origin origin, 
   }
   const ValueId id = graph_.add_value(std::move(value));
   if (candidate) {
-    candidates_.push_back({id, origin, inlined, ""});
+    candidates_.push_back({id, origin, inlined, "", nullptr});
   }
   return id;
 }
@@ -216,9 +216,13 @@ ValueId OnnxTranslator::materialize(const onnx::TensorProto& tensor, const std::
   Value value;
   value.name = name;
   value.type = tensor_type(tensor, concat("initializer '", name, "'"));
-  value.source = tensor_source(scope_->owner, tensor, model_.folder);
-  return add_weight(
+  value.source = tensor_source(scope_->owner, tensor, model_.files);
+  const ValueId id = add_weight(
       std::move(value), WeightCandidate::Origin::kInitializer, !has_external_data(tensor));
+  if (!candidates_.empty() && candidates_.back().value == id && is_detached(tensor)) {
+    candidates_.back().peek = detached_peek(scope_->owner, tensor, model_.files);
+  }
+  return id;
 }
 
 ValueId OnnxTranslator::materialize(const onnx::SparseTensorProto& tensor,
@@ -226,7 +230,7 @@ ValueId OnnxTranslator::materialize(const onnx::SparseTensorProto& tensor,
   Value value;
   value.name = name;
   value.type = tensor_type(tensor, concat("initializer '", name, "'"));
-  value.source = tensor_source(scope_->owner, tensor, model_.folder);
+  value.source = tensor_source(scope_->owner, tensor, model_.files);
   return add_weight(
       std::move(value), WeightCandidate::Origin::kInitializer, !has_external_data(tensor.values()));
 }

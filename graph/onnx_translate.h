@@ -22,6 +22,7 @@
 #include "graph/graph.h"
 #include "graph/onnx_baked_batch.h"
 #include "graph/onnx_model.h"
+#include "graph/onnx_tensor.h"
 #include "graph/upgrade.h"
 
 namespace trainrt {
@@ -32,8 +33,9 @@ struct WeightCandidate {
   enum class Origin { kInitializer, kConstantNode, kSplitIdentity };
   ValueId value = kNoValue;
   Origin origin = Origin::kInitializer;
-  bool inlined = true;  // the data stands in the model file
-  std::string note;     // for `inspect`
+  bool inlined = true;        // the data stands in the model file
+  std::string note;           // for `inspect`
+  TensorPeek peek = nullptr;  // null: through the value's source
 };
 
 struct TranslateOptions {

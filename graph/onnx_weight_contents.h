@@ -15,8 +15,10 @@ namespace trainrt {
 // file.
 std::vector<double> inspected_elements(const Value& value, bool inlined);
 
-// "" or why this float initializer is a buffer and no parameter.
-std::string buffer_reason(const Value& value, bool inlined);
+// "" or why this float initializer is a buffer and no parameter. `multiplied`: it is the weight of
+// a product, a convolution or the like, where a mask hardly ever stands: its first row is looked at
+// alone, so that a model's bulk is not read.
+std::string buffer_reason(const Value& value, const WeightCandidate& candidate, bool multiplied);
 
 // Pairs (later, earlier) of matrices with equal elements, as they are or transposed: an exporter
 // that folds a transpose into a tied head makes two weights of one.

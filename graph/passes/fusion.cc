@@ -1,6 +1,8 @@
 #include "graph/passes/fusion.h"
 
+#include <algorithm>
 #include <numeric>
+#include <unordered_map>
 
 #include "graph/op_def.h"
 #include "graph/passes/pass.h"
@@ -52,11 +54,51 @@ void FusionContext::replace(ValueId old_value, ValueId new_value) {
   replacements_.emplace_back(old_value, new_value);
 }
 
+namespace {
+
+// replace_uses() that looks only where a value can be read, so that n rewrites take no n^2 steps.
+class UseReplacer {
+ public:
+  UseReplacer(Graph& graph, const std::vector<std::vector<NodeId>>& consumers)
+      : graph_(graph), consumers_(consumers), num_nodes_(graph.num_nodes()) {}
+
+  void replace(ValueId from, ValueId to) {
+    std::vector<NodeId> readers = gained_[from];
+    if (static_cast<size_t>(from) < consumers_.size()) {
+      const std::vector<NodeId>& known = consumers_[static_cast<size_t>(from)];
+      readers.insert(readers.end(), known.begin(), known.end());
+    }
+    for (NodeId id = num_nodes_; id < graph_.num_nodes(); ++id) {
+      readers.push_back(id);  // those that rewrites have added
+    }
+    const auto rename = [&](ValueId& id) { id = id == from ? to : id; };
+    for (const NodeId id : readers) {
+      std::vector<ValueId>& inputs = graph_.node(id).inputs;
+      std::for_each(inputs.begin(), inputs.end(), rename);
+    }
+    std::vector<NodeId>& gained = gained_[to];
+    gained.insert(gained.end(), readers.begin(), readers.end());
+    std::for_each(graph_.outputs().begin(), graph_.outputs().end(), rename);
+    for (StateUpdate& update : graph_.updates()) {
+      rename(update.new_value);
+    }
+  }
+
+ private:
+  Graph& graph_;
+  const std::vector<std::vector<NodeId>>& consumers_;
+  NodeId num_nodes_;
+  std::unordered_map<ValueId, std::vector<NodeId>> gained_;  // readers through replacements
+};
+
+}  // namespace
+
 std::vector<std::string> run_fusions(Graph& graph) {
   std::vector<std::string> applied;
   for (const Fusion& fusion : fusions()) {
     const std::vector<std::vector<NodeId>> consumers = graph.consumers();
     const NodeId num_nodes = graph.num_nodes();
+    UseReplacer replacer(graph, consumers);
     bool changed = false;
     std::vector<int> positions(static_cast<size_t>(num_nodes));
     std::iota(positions.begin(), positions.end(), 0);
@@ -72,7 +114,7 @@ std::vector<std::string> run_fusions(Graph& graph) {
         continue;
       }
       for (const auto& [from, to] : context.replacements()) {
-        replace_uses(graph, from, to);
+        replacer.replace(from, to);
       }
       applied.push_back(fusion.name);
       changed = true;

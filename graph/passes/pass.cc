@@ -106,16 +106,23 @@ Graph eliminate_dead_code(const Graph& graph) {
   for (const StateUpdate& update : graph.updates()) {
     mark(update.new_value);
   }
-  Graph trimmed = graph;
+  // The first output stays: kernels write it whatever becomes of the others, and take its type for
+  // the node's.
+  std::vector<std::pair<NodeId, size_t>> dropped;
   for (const NodeId id : live) {
-    // The first output stays: kernels write it whatever becomes of the others, and take its type
-    // for the node's.
-    std::vector<ValueId>& outputs = trimmed.node(id).outputs;
+    const std::vector<ValueId>& outputs = graph.node(id).outputs;
     for (size_t i = 1; i < outputs.size(); ++i) {
       if (outputs[i] != kNoValue && !read[static_cast<size_t>(outputs[i])]) {
-        outputs[i] = kNoValue;
+        dropped.emplace_back(id, i);
       }
     }
+  }
+  if (dropped.empty()) {
+    return graph.subgraph(live);
+  }
+  Graph trimmed = graph;
+  for (const auto& [id, output] : dropped) {
+    trimmed.node(id).outputs[output] = kNoValue;
   }
   return trimmed.subgraph(live);
 }

@@ -64,7 +64,7 @@ std::optional<std::vector<onnx::TensorProto>> read_tensors(const fs::path& model
 }
 
 Tensor tensor_of(const onnx::TensorProto& proto) {
-  return tensor_source(nullptr, proto, "").load().clone();
+  return tensor_source(nullptr, proto, {}).load().clone();
 }
 
 // Expected outputs are draws of another generator (or, for Dropout before opset 12, those of an
