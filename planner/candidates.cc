@@ -41,7 +41,9 @@ std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num
     }
     for (const int p : divisors(devices / t)) {
       const int d = devices / t / p;
-      if (p <= num_blocks && d <= request.global_batch && matches(request.pins.pipeline, p) &&
+      // Data ranks without a sample only where they are asked for.
+      const bool busy = d <= request.global_batch || request.pins.data.has_value();
+      if (p <= num_blocks && busy && matches(request.pins.pipeline, p) &&
           matches(request.pins.data, d)) {
         found.push_back({d, t, p});
       }
@@ -157,12 +159,6 @@ void check_pins(const PlanRequest& request) {
   TRAINRT_REQUIRE(!pins.zero_stage.has_value() || (*pins.zero_stage >= 0 && *pins.zero_stage <= 3),
                   kInvalidArgument,
                   "--zero must be 0, 1, 2 or 3");
-  TRAINRT_REQUIRE(!pins.data.has_value() || *pins.data <= request.global_batch,
-                  kInvalidArgument,
-                  "--dp ",
-                  pins.data.value_or(0),
-                  " leaves data ranks without a sample of the batch of ",
-                  request.global_batch);
   const int v = pins.virtual_stages.value_or(1);
   TRAINRT_REQUIRE(
       v == 1 || !pins.schedule.has_value() || *pins.schedule == ScheduleKind::kInterleaved,

@@ -36,25 +36,76 @@ Table read_constants() {
   return table;
 }
 
-double constant(const std::string& name, const std::string& key) {
-  static const Table kTable = read_constants();
-  const auto group = kTable.find(name);
-  TRAINRT_CHECK(group != kTable.end() && group->second.count(key) != 0, name, " ", key);
-  return group->second.at(key);
+enum Protocol { kLL, kLL128, kSimple, kNumProtocols };
+enum Algorithm { kRing, kTree, kNumAlgorithms };
+enum Where { kOnNvLink, kOnPci, kOnNet, kNumWheres };
+enum Generation { kVolta, kAmpere, kHopper, kBlackwell, kNumGenerations };
+constexpr int kNumHostCounts = 3;  // one, two, more
+
+// The table by index: the search prices collectives by the million.
+struct Constants {
+  double base_latency[kNumAlgorithms][kNumProtocols];
+  double latency[kNumWheres][kNumAlgorithms][kNumProtocols];
+  double nvls_latency;
+  double nvls_efficiency[kNumGenerations] = {};
+  double ll[kNumGenerations][kNumHostCounts];
+  double ring_ll128[kNumGenerations][kNumHostCounts];
+  double tree[kNumGenerations][kNumHostCounts];
+  double tree_ll128[kNumGenerations][kNumHostCounts];
+};
+
+Constants index_constants() {
+  const Table table = read_constants();
+  const auto get = [&](const std::string& name, const std::string& key) {
+    const auto group = table.find(name);
+    TRAINRT_CHECK(group != table.end() && group->second.count(key) != 0, name, " ", key);
+    return group->second.at(key);
+  };
+  const char* const algorithms[] = {"Ring", "Tree"};
+  const char* const protocols[] = {"LL", "LL128", "Simple"};
+  const char* const wheres[] = {"NVLink", "PCI", "Net"};
+  const char* const generations[] = {"Volta", "Ampere", "Hopper", "Blackwell"};
+  const char* const ll_rows[] = {
+      "Volta or Intel multi-node", "Ampere or AMD multi-node", "Hopper", "Blackwell"};
+  const char* const hosts[] = {"1 node", "2 nodes", "4+ nodes"};
+  Constants c;
+  for (int a = 0; a < kNumAlgorithms; ++a) {
+    for (int p = 0; p < kNumProtocols; ++p) {
+      c.base_latency[a][p] = get("baseLatency", concat(algorithms[a], "/", protocols[p]));
+      for (int w = 0; w < kNumWheres; ++w) {
+        c.latency[w][a][p] =
+            get("hwLatency", concat(wheres[w], "/", algorithms[a], "/", protocols[p]));
+      }
+    }
+  }
+  c.nvls_latency = get("hwLatency", "NVLink/NVLS/Simple");
+  c.nvls_efficiency[kHopper] = get("nvlsEfficiency", "Hopper");
+  c.nvls_efficiency[kBlackwell] = get("nvlsEfficiency", "Blackwell");
+  for (int g = 0; g < kNumGenerations; ++g) {
+    for (int h = 0; h < kNumHostCounts; ++h) {
+      const std::string key = concat(generations[g], "/", hosts[h]);
+      c.ll[g][h] = get("llMaxBw", concat(ll_rows[g], "/", hosts[h]));
+      c.ring_ll128[g][h] = get("perChMaxRingLL128Bw", key);
+      c.tree[g][h] = get("perChMaxTreeBw", key);
+      c.tree_ll128[g][h] = get("perChMaxTreeLL128Bw", key);
+    }
+  }
+  return c;
 }
 
-std::string generation(const std::string& architecture) {
+const Constants& constants() {
+  static const Constants kConstants = index_constants();
+  return kConstants;
+}
+
+Generation generation(const std::string& architecture) {
   if (architecture == "hopper") {
-    return "Hopper";
+    return kHopper;
   }
   if (architecture == "blackwell") {
-    return "Blackwell";
+    return kBlackwell;
   }
-  return architecture == "volta" || architecture == "turing" ? "Volta" : "Ampere";
-}
-
-std::string hosts_key(int num_hosts) {
-  return num_hosts == 1 ? "1 node" : num_hosts == 2 ? "2 nodes" : "4+ nodes";
+  return architecture == "volta" || architecture == "turing" ? kVolta : kAmpere;
 }
 
 struct Option {
@@ -72,100 +123,103 @@ constexpr double kPipelineFillSeconds = 25e-6;
 // Copying through host memory costs a gloo or thread rank about this much per step.
 constexpr double kSharedMemoryLatency = 20e-6;
 
-struct Model {
-  Collective kind;
-  const GroupLinks& group;
-  std::string gen;
+class Model {
+ public:
+  Model(Collective kind, const GroupLinks& group, Generation gen)
+      : kind_(kind),
+        group_(group),
+        gen_(gen),
+        hosts_(std::min(group.num_hosts, kNumHostCounts) - 1),
+        intra_(group.intra.kind == LinkKind::kNvLink ? kOnNvLink : kOnPci),
+        bus_(bus_bandwidth()),
+        // NCCL opens about one channel per 10 GB/s of bus bandwidth.
+        channels_(std::clamp(std::floor(bus_ / 10e9), 2.0, 24.0)) {}
 
-  bool all_reduce() const { return kind == Collective::kAllReduce; }
-  int steps() const { return (all_reduce() ? 2 : 1) * (group.num_ranks - 1); }
-  double num_channels() const {  // NCCL opens about one channel per 10 GB/s of bus bandwidth
-    return std::clamp(std::floor(bus_bandwidth() / 10e9), 2.0, 24.0);
-  }
+  bool all_reduce() const { return kind_ == Collective::kAllReduce; }
+  int steps() const { return (all_reduce() ? 2 : 1) * (group_.num_ranks - 1); }
 
-  // The ring's slowest link. A host's network is entered once per channel; together the channels
-  // use what the group gets of the host's cards.
-  double bus_bandwidth() const {
-    double bus = 1e30;
-    if (group.ranks_per_host > 1) {
-      bus = effective_intra_bandwidth(group.intra);
-    }
-    if (group.num_hosts > 1) {
-      bus = std::min(bus, effective_inter_bandwidth(group.inter, group.host_bandwidth));
-    }
-    return bus;
-  }
-
-  double latency_of(const char* where, const std::string& algorithm, const char* protocol) const {
-    return constant("hwLatency", concat(where, "/", algorithm, "/", protocol)) * 1e-6;
-  }
-  const char* intra_name() const {
-    return group.intra.kind == LinkKind::kNvLink ? "NVLink" : "PCI";
-  }
-
-  Option ring(const char* protocol) const {
+  Option ring(Protocol protocol) const {
     Option option;
-    const double bus = bus_bandwidth();
-    const double channels = num_channels();
-    option.bus = bus;
-    if (std::string(protocol) == "LL") {
-      option.bus =
-          std::min(bus / 2, constant("llMaxBw", ll_row() + "/" + hosts_key(group.num_hosts)) * 1e9);
-    } else if (std::string(protocol) == "LL128") {
-      option.bus = std::min(
-          0.92 * bus,
-          channels * 1e9 * constant("perChMaxRingLL128Bw", gen + "/" + hosts_key(group.num_hosts)));
+    option.bus = bus_;
+    if (protocol == kLL) {
+      option.bus = std::min(bus_ / 2, constants().ll[gen_][hosts_] * 1e9);
+    } else if (protocol == kLL128) {
+      option.bus = std::min(0.92 * bus_, channels_ * 1e9 * constants().ring_ll128[gen_][hosts_]);
     }
-    option.latency = std::string(protocol) == "LL" ? 0 : kPipelineFillSeconds;
-    option.factor = static_cast<double>(group.num_ranks) / steps();
-    const int inter = (all_reduce() ? 2 : 1) * (group.num_hosts - 1);
-    option.latency += constant("baseLatency", concat("Ring/", protocol)) * 1e-6 +
-                      (steps() - inter) * latency_of(intra_name(), "Ring", protocol) +
-                      inter * latency_of("Net", "Ring", protocol);
+    option.latency = protocol == kLL ? 0 : kPipelineFillSeconds;
+    option.factor = static_cast<double>(group_.num_ranks) / steps();
+    const int inter = (all_reduce() ? 2 : 1) * (group_.num_hosts - 1);
+    option.latency += constants().base_latency[kRing][protocol] * 1e-6 +
+                      (steps() - inter) * latency_of(intra_, kRing, protocol) +
+                      inter * latency_of(kOnNet, kRing, protocol);
     return option;
   }
 
-  Option tree(const char* protocol) const {
+  Option tree(Protocol protocol) const {
     Option option;
-    const double bus = bus_bandwidth();
-    const double channels = num_channels();
-    const std::string row = gen + "/" + hosts_key(group.num_hosts);
-    option.bus = std::min(0.92 * bus, channels * 1e9 * constant("perChMaxTreeBw", row));
-    if (std::string(protocol) == "LL") {
-      option.bus = std::min(option.bus / 3.8,
-                            constant("llMaxBw", ll_row() + "/" + hosts_key(group.num_hosts)) * 1e9);
-    } else if (std::string(protocol) == "LL128") {
+    option.bus = std::min(0.92 * bus_, channels_ * 1e9 * constants().tree[gen_][hosts_]);
+    if (protocol == kLL) {
+      option.bus = std::min(option.bus / 3.8, constants().ll[gen_][hosts_] * 1e9);
+    } else if (protocol == kLL128) {
       option.bus =
-          std::min(option.bus * 0.9, channels * 1e9 * constant("perChMaxTreeLL128Bw", row));
+          std::min(option.bus * 0.9, channels_ * 1e9 * constants().tree_ll128[gen_][hosts_]);
     }
     option.factor = 0.5;
-    option.latency =
-        constant("baseLatency", concat("Tree/", protocol)) * 1e-6 +
-        2 * ((group.num_ranks / static_cast<double>(group.num_hosts) - 1) *
-                 latency_of(intra_name(), "Tree", protocol) +
-             std::log2(static_cast<double>(group.num_hosts)) * latency_of("Net", "Tree", protocol));
+    option.latency = constants().base_latency[kTree][protocol] * 1e-6 +
+                     2 * ((group_.num_ranks / static_cast<double>(group_.num_hosts) - 1) *
+                              latency_of(intra_, kTree, protocol) +
+                          std::log2(static_cast<double>(group_.num_hosts)) *
+                              latency_of(kOnNet, kTree, protocol));
     return option;
+  }
+
+  // NVSwitch reduces: Hopper and later, within a host.
+  bool has_nvls() const {
+    return (gen_ == kHopper || gen_ == kBlackwell) && group_.num_hosts == 1 &&
+           group_.num_ranks > 2 && group_.intra.kind == LinkKind::kNvLink &&
+           group_.intra.name != "nvlink4-mesh" && kind_ != Collective::kAllToAll &&
+           kind_ != Collective::kBroadcast;
   }
 
   Option nvls() const {
     Option option;
     const double channels = 16;
-    option.bus = effective_intra_bandwidth(group.intra) * constant("nvlsEfficiency", gen) *
+    option.bus = effective_intra_bandwidth(group_.intra) * constants().nvls_efficiency[gen_] *
                  (channels - 1) / channels * (all_reduce() ? 2 : 1);
-    const double n = group.num_ranks;
+    const double n = group_.num_ranks;
     option.factor = all_reduce() ? n / (2 * (n - 1)) : n / (n - 1);
-    option.latency = constant("hwLatency", "NVLink/NVLS/Simple") * 1e-6;
+    option.latency = constants().nvls_latency * 1e-6;
     return option;
   }
 
-  std::string ll_row() const {
-    return gen == "Volta"    ? "Volta or Intel multi-node"
-           : gen == "Ampere" ? "Ampere or AMD multi-node"
-                             : gen;
+ private:
+  // The ring's slowest link. A host's network is entered once per channel; together the channels
+  // use what the group gets of the host's cards.
+  double bus_bandwidth() const {
+    double bus = 1e30;
+    if (group_.ranks_per_host > 1) {
+      bus = effective_intra_bandwidth(group_.intra);
+    }
+    if (group_.num_hosts > 1) {
+      bus = std::min(bus, effective_inter_bandwidth(group_.inter, group_.host_bandwidth));
+    }
+    return bus;
   }
+
+  static double latency_of(Where where, Algorithm algorithm, Protocol protocol) {
+    return constants().latency[where][algorithm][protocol] * 1e-6;
+  }
+
+  Collective kind_;
+  const GroupLinks& group_;
+  Generation gen_;
+  int hosts_;
+  Where intra_;
+  double bus_;
+  double channels_;
 };
 
-void offer(const Option& option, double bytes, const std::string& name, CollectiveTime* best) {
+void offer(const Option& option, double bytes, const char* name, CollectiveTime* best) {
   const double seconds = kLaunchSeconds + option.latency + bytes / (option.bus * option.factor);
   if (best->algorithm.empty() || seconds < best->seconds) {
     *best = {seconds, name};
@@ -206,34 +260,32 @@ CollectiveTime collective_time(Collective kind,
   if (group.num_ranks <= 1 || bytes <= 0) {
     return {0, "none"};
   }
-  const Model model{kind, group, generation(architecture)};
-  CollectiveTime best;
   if (group.intra.kind == LinkKind::kSharedMemory) {
     const double bandwidth =
         group.num_hosts > 1 ? std::min(group.intra.bandwidth,
                                        effective_inter_bandwidth(group.inter, group.host_bandwidth))
                             : group.intra.bandwidth;
     const double n = group.num_ranks;
-    const double traffic = (model.all_reduce() ? 2 : 1) * (n - 1) / n;
-    return {kSharedMemoryLatency * model.steps() + traffic * bytes / bandwidth, "ring/host"};
+    const int rounds = kind == Collective::kAllReduce ? 2 : 1;
+    return {kSharedMemoryLatency * (rounds * (group.num_ranks - 1)) +
+                rounds * (n - 1) / n * bytes / bandwidth,
+            "ring/host"};
   }
-  const char* const kProtocols[] = {"LL", "LL128", "Simple"};
-  const char* const kNames[] = {"ll", "ll128", "simple"};
-  for (int i = 0; i < 3; ++i) {
+  const Model model(kind, group, generation(architecture));
+  const char* const rings[] = {"ring/ll", "ring/ll128", "ring/simple"};
+  const char* const trees[] = {"tree/ll", "tree/ll128", "tree/simple"};
+  CollectiveTime best;
+  for (const Protocol protocol : {kLL, kLL128, kSimple}) {
     // LL128 needs NVLink's ordering of 128-byte stores.
-    if (i == 1 && group.intra.kind != LinkKind::kNvLink) {
+    if (protocol == kLL128 && group.intra.kind != LinkKind::kNvLink) {
       continue;
     }
-    offer(model.ring(kProtocols[i]), bytes, concat("ring/", kNames[i]), &best);
+    offer(model.ring(protocol), bytes, rings[protocol], &best);
     if (model.all_reduce()) {
-      offer(model.tree(kProtocols[i]), bytes, concat("tree/", kNames[i]), &best);
+      offer(model.tree(protocol), bytes, trees[protocol], &best);
     }
   }
-  const bool nvls = (model.gen == "Hopper" || model.gen == "Blackwell") && group.num_hosts == 1 &&
-                    group.num_ranks > 2 && group.intra.kind == LinkKind::kNvLink &&
-                    group.intra.name != "nvlink4-mesh" && kind != Collective::kAllToAll &&
-                    kind != Collective::kBroadcast;
-  if (nvls) {
+  if (model.has_nvls()) {
     offer(model.nvls(), bytes, "nvls/simple", &best);
   }
   return best;
@@ -241,15 +293,14 @@ CollectiveTime collective_time(Collective kind,
 
 double send_time(double bytes, const GroupLinks& pair) {
   if (pair.num_hosts > 1) {
-    return constant("hwLatency", "Net/Ring/Simple") * 1e-6 +
+    return constants().latency[kOnNet][kRing][kSimple] * 1e-6 +
            bytes / effective_inter_bandwidth(pair.inter, pair.host_bandwidth);
   }
   if (pair.intra.kind == LinkKind::kSharedMemory) {
     return kSharedMemoryLatency + bytes / pair.intra.bandwidth;
   }
-  const char* where = pair.intra.kind == LinkKind::kNvLink ? "NVLink" : "PCI";
-  return (constant("baseLatency", "Ring/Simple") +
-          constant("hwLatency", concat(where, "/Ring/Simple"))) *
+  const Where where = pair.intra.kind == LinkKind::kNvLink ? kOnNvLink : kOnPci;
+  return (constants().base_latency[kRing][kSimple] + constants().latency[where][kRing][kSimple]) *
              1e-6 +
          bytes / effective_intra_bandwidth(pair.intra);
 }

@@ -18,72 +18,63 @@ class Profiler {
  public:
   explicit Profiler(const GraphProfileRequest& request)
       : request_(request),
-        graph_(request.graph->graph),
-        blocks_(*request.blocks),
-        scale_(request.float_bytes / 4) {
-    find_awaited();
-  }
+        model_(*request.model),
+        graph_(model_.graph),
+        scale_(request.float_bytes / 4) {}
 
   GraphProfile run() {
     GraphProfile result;
     ModelProfile& profile = result.profile;
-    profile.micro_batch = request_.micro_batch;
+    profile.micro_batch = model_.micro_batch;
     profile.tensor_parallel = request_.tensor_parallel;
     profile.sequence_parallel = request_.sequence_parallel && request_.tensor_parallel > 1;
     profile.scattered_transfers = profile.sequence_parallel;
+    profile.tokens_per_sample = model_.tokens_per_sample;
+    profile.blocks = model_.blocks;
+    result.last_source = model_.last_source;
+    result.parameters = model_.num_parameters;
+    result.optimizer_bytes = model_.optimizer_bytes;
     std::vector<BlockSharding> shardings;
-    for (const int index : blocks_.representative) {
-      const Block& block = blocks_.blocks[static_cast<size_t>(index)];
-      const ShardingRequest search{&graph_,
-                                   &blocks_,
-                                   request_.cost,
-                                   request_.tensor_group,
-                                   request_.tensor_parallel,
-                                   profile.sequence_parallel};
+    std::vector<double> flops;
+    const ShardingRequest search{&graph_,
+                                 &model_.trained,
+                                 request_.cost,
+                                 request_.tensor_group,
+                                 request_.tensor_parallel,
+                                 profile.sequence_parallel,
+                                 request_.split_at_any_price};
+    for (size_t c = 0; c < model_.classes.size(); ++c) {
+      const Block& block = model_.classes[c];
       shardings.push_back(search_sharding(search, block));
       profile.classes.push_back(block_class(block, shardings.back()));
+      BlockClass& made = profile.classes.back();
+      made.shared_parameters = std::min(model_.shared_parameters[c], made.parameters);
+      flops.push_back(forward_flops(block));
     }
-    int last = 0;
-    std::set<ValueId> seen;
-    for (const Block& block : blocks_.blocks) {
-      profile.blocks.push_back(block.block_class);
-      for (const NodeId id : block.forward) {
-        last = std::max(last, graph_.node(id).source_index);
+    double sum = 0;
+    for (size_t b = 0; b < model_.blocks.size(); ++b) {
+      const auto c = static_cast<size_t>(model_.blocks[b]);
+      sum += flops[c];
+      for (size_t i = 0; i < model_.parameters[c].size(); ++i) {
+        const auto found = shardings[c].placements.find(model_.parameters[c][i]);
+        if (found != shardings[c].placements.end() &&
+            found->second.kind == Placement::Kind::kShard) {
+          result.placements[model_.parameter_names[b][i]] = found->second;
+        }
       }
-      result.last_source.push_back(last);
-      copy_placements(block, shardings[static_cast<size_t>(block.block_class)], &result);
     }
-    find_shared(&profile);
-    totals(&result);
+    profile.model_flops_per_sample = 3 * sum / static_cast<double>(model_.micro_batch);
     return result;
   }
 
  private:
-  // Backward nodes that the gradient of an earlier block waits for.
-  void find_awaited() {
-    awaited_.assign(static_cast<size_t>(graph_.num_nodes()), false);
-    std::vector<int> block_of(static_cast<size_t>(graph_.num_nodes()), -1);
-    for (size_t b = 0; b < blocks_.blocks.size(); ++b) {
-      for (const NodeId id : blocks_.blocks[b].backward) {
-        block_of[static_cast<size_t>(id)] = static_cast<int>(b);
-      }
-    }
-    for (NodeId id = graph_.num_nodes() - 1; id >= 0; --id) {
+  double forward_flops(const Block& block) const {
+    double sum = 0;
+    for (const NodeId id : block.forward) {
       const Node& node = graph_.node(id);
-      if (node.region != Region::kBackward) {
-        continue;
-      }
-      for (const ValueId input : node.inputs) {
-        const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
-        if (producer == kNoNode || block_of[static_cast<size_t>(producer)] < 0) {
-          continue;
-        }
-        if (awaited_[static_cast<size_t>(id)] ||
-            block_of[static_cast<size_t>(id)] < block_of[static_cast<size_t>(producer)]) {
-          awaited_[static_cast<size_t>(producer)] = true;
-        }
-      }
+      sum += get_op(node.op_type).cost(OpContext(graph_, node)).matmul_flops();
     }
+    return sum;
   }
 
   double bytes(ValueId id, const BlockSharding& sharding) const {
@@ -170,7 +161,7 @@ class Profiler {
       }
       emit(node,
            factor,
-           awaited_[static_cast<size_t>(id)] ? &result->input_grad : &result->weight_grad);
+           model_.awaited[static_cast<size_t>(id)] ? &result->input_grad : &result->weight_grad);
     }
     result->input_grad.collectives.insert(
         result->input_grad.collectives.end(), sharding.backward.begin(), sharding.backward.end());
@@ -286,76 +277,10 @@ class Profiler {
     }
   }
 
-  void copy_placements(const Block& block, const BlockSharding& sharding, GraphProfile* out) const {
-    // The class's representative names its own tensors; block k's nodes correspond one to one.
-    const Block& first = blocks_.blocks[static_cast<size_t>(
-        blocks_.representative[static_cast<size_t>(block.block_class)])];
-    for (size_t i = 0; i < block.forward.size(); ++i) {
-      const Node& own = graph_.node(block.forward[i]);
-      const Node& model = graph_.node(first.forward[i]);
-      for (size_t k = 0; k < own.inputs.size(); ++k) {
-        const auto found = own.inputs[k] == kNoValue ? sharding.placements.end()
-                                                     : sharding.placements.find(model.inputs[k]);
-        if (found != sharding.placements.end() && found->second.kind == Placement::Kind::kShard &&
-            graph_.value(own.inputs[k]).kind == ValueKind::kParameter) {
-          out->placements[graph_.value(own.inputs[k]).name] = found->second;
-        }
-      }
-    }
-  }
-
-  // Parameters that a later block reads again (tied heads).
-  void find_shared(ModelProfile* profile) const {
-    std::map<ValueId, int> first_block;
-    for (size_t b = 0; b < blocks_.blocks.size(); ++b) {
-      double shared = 0;
-      std::set<ValueId> seen;
-      for (const NodeId id : blocks_.blocks[b].forward) {
-        for (const ValueId input : graph_.node(id).inputs) {
-          if (input == kNoValue || graph_.value(input).kind != ValueKind::kParameter ||
-              !seen.insert(input).second) {
-            continue;
-          }
-          const auto [entry, is_new] = first_block.emplace(input, static_cast<int>(b));
-          if (!is_new && entry->second != static_cast<int>(b)) {
-            shared += static_cast<double>(num_elements(graph_.value(input).type.shape));
-          }
-        }
-      }
-      BlockClass& own = profile->classes[static_cast<size_t>(profile->blocks[b])];
-      own.shared_parameters = std::max(own.shared_parameters, std::min(shared, own.parameters));
-    }
-  }
-
-  void totals(GraphProfile* result) const {
-    double optimizer = 0, flops = 0;
-    for (const Value& value : graph_.values()) {
-      // Token ids [samples, positions].
-      if (value.kind == ValueKind::kInput && is_integer(value.type.dtype) &&
-          value.type.shape.size() == 2) {
-        result->profile.tokens_per_sample = static_cast<double>(num_elements(value.type.shape)) /
-                                            static_cast<double>(request_.micro_batch);
-      }
-      if (value.kind == ValueKind::kParameter) {
-        result->parameters += static_cast<double>(num_elements(value.type.shape));
-      } else if (value.kind == ValueKind::kOptimizerState) {
-        optimizer += static_cast<double>(value.type.bytes());
-      }
-    }
-    result->optimizer_bytes = result->parameters > 0 ? optimizer / result->parameters : 0;
-    for (const Node& node : graph_.nodes()) {
-      if (node.region == Region::kForward) {
-        flops += get_op(node.op_type).cost(OpContext(graph_, node)).matmul_flops();
-      }
-    }
-    result->profile.model_flops_per_sample = 3 * flops / static_cast<double>(request_.micro_batch);
-  }
-
   const GraphProfileRequest& request_;
+  const ModelBlocks& model_;
   const Graph& graph_;
-  const BlockList& blocks_;
   double scale_;
-  std::vector<bool> awaited_;
 };
 
 }  // namespace

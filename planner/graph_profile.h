@@ -8,17 +8,16 @@
 
 #include "graph/training_graph.h"
 #include "planner/engine.h"
+#include "planner/model_blocks.h"
 #include "planner/model_profile.h"
 #include "planner/sharding_search.h"
 
 namespace trainrt {
 
 struct GraphProfileRequest {
-  const TrainingGraph* graph = nullptr;
-  const BlockList* blocks = nullptr;  // of the same graph
-  const CostModel* cost = nullptr;    // of the devices the sharding is chosen for
+  const ModelBlocks* model = nullptr;  // at the micro-batch size to profile
+  const CostModel* cost = nullptr;     // of the devices the sharding is chosen for
   const GroupLinks* tensor_group = nullptr;
-  int64_t micro_batch = 1;
   int tensor_parallel = 1;
   bool sequence_parallel = false;
   // Bytes of a float element where the graph holds float32: 4, or 2 when 16-bit numbers stand for
@@ -27,6 +26,7 @@ struct GraphProfileRequest {
   // Convolutions of an engine that keeps images channels first, where the device multiplies
   // channels last: each image is rearranged before and after.
   bool rearranges_images = false;
+  bool split_at_any_price = false;  // see ShardingRequest
 };
 
 struct GraphProfile {

@@ -29,7 +29,7 @@ struct PlanPins {
 enum class Objective : uint8_t { kThroughput, kMemory, kDevices, kCost };
 
 struct PlanRequest {
-  // The training graph at a micro-batch size, with gradient accumulation.
+  // The training graph at a micro-batch size, with gradient accumulation. Called from two threads.
   std::function<TrainingGraph(int64_t micro_batch)> graph;
   Topology topology;
   std::string precision = "fp32";
@@ -48,7 +48,8 @@ struct Candidate {
   Layout layout;
   std::vector<DataShare> shares;
   StepPrediction prediction;
-  int profile = 0;  // index into PlanResult::profiles
+  double least_seconds = 0;  // no other cuts and shares take less
+  int profile = 0;           // index into PlanResult::profiles
   std::string rejected_because;
 };
 
@@ -67,6 +68,9 @@ struct PlanResult {
   std::vector<std::string> remedies;  // changes that would make it fit
   double gap() const { return lower_bound > 0 ? chosen.prediction.seconds / lower_bound - 1 : 0; }
 };
+
+// The plan that a candidate stands for; `profile` is the one it was priced with.
+Plan plan_of(const PlanRequest& request, const Candidate& candidate, const GraphProfile& profile);
 
 // Throws kInvalidArgument for pins that contradict each other, the model or the cluster.
 PlanResult make_plan(const PlanRequest& request);

@@ -8,7 +8,8 @@
 #include "planner/sharding_search.h"
 
 #include <algorithm>
-#include <set>
+#include <optional>
+#include <unordered_map>
 
 #include "graph/base/error.h"
 
@@ -28,205 +29,295 @@ int dim_of(const TensorFactors& dims, int factor) {
   return -1;
 }
 
+constexpr int8_t kWhole = -1;
+
+// A value as the block sees it, by a number of its own. `dim`: along which it is split; kWhole.
+struct Local {
+  ValueId id = kNoValue;
+  bool trained = false;
+  bool is_weight = false;
+};
+
+// What a node needs for one choice of its factor.
+struct Choice {
+  double seconds = 0;
+  std::vector<int8_t> inputs;   // dim along which each input is wanted split
+  std::vector<int8_t> outputs;  // ... each output then is
+  bool partial = false;         // output 0 is a sum yet to be reduced
+};
+
+struct NodeInfo {
+  NodeId id = kNoNode;
+  ShardingRule rule;
+  std::vector<int> inputs, outputs;            // locals; -1: absent
+  std::vector<std::optional<Choice>> choices;  // by factor + 1, made when first asked for
+};
+
+// How a state came about: enough to tell the whole path once the search is over.
+struct Step {
+  int before = -1;
+  int node = -1;
+  int factor = -1;
+  std::vector<TensorCollective> forward, backward;
+};
+
 struct State {
   double seconds = 0;
-  BlockSharding sharding;
-  std::set<ValueId> gathered;  // split values of which a whole copy was made
-  std::set<ValueId> reduced;   // whole values whose gradient is all-reduced already
+  int step = -1;                // index of its last step
+  std::vector<int8_t> dims;     // by local
+  std::vector<uint8_t> copied;  // by local: kGathered, kReduced
 };
+
+constexpr uint8_t kGathered = 1;  // a whole copy of the split value was made
+constexpr uint8_t kReduced = 2;   // the whole value's gradient is all-reduced already
 
 class Search {
  public:
   Search(const ShardingRequest& request, const Block& block)
       : request_(request), graph_(*request.graph), block_(block) {
-    border_ = Placement::replicate();
     if (request.sequence_parallel && block.input != kNoValue && fits_sequence(block.input)) {
-      border_ = Placement::shard(1);
+      border_ = 1;
     }
+    for (const NodeId id : block.forward) {
+      const Node& node = graph_.node(id);
+      NodeInfo info;
+      info.id = id;
+      info.rule = get_op(node.op_type).sharding(OpContext(graph_, node));
+      info.choices.resize(info.rule.factors.size() + 1);
+      for (const ValueId input : node.inputs) {
+        info.inputs.push_back(local(input));
+      }
+      for (const ValueId output : node.outputs) {
+        info.outputs.push_back(local(output));
+      }
+      nodes_.push_back(std::move(info));
+    }
+    input_ = local(block.input);
+    output_ = local(block.output);
+    collective_seconds_.assign(kNumCollectives * locals_.size(), -1);
   }
 
   BlockSharding run() {
     std::vector<State> beam(1);
-    if (block_.input != kNoValue) {
-      beam[0].sharding.placements[block_.input] = border_;
+    beam[0].dims.assign(locals_.size(), kWhole);
+    beam[0].copied.assign(locals_.size(), 0);
+    if (input_ >= 0) {
+      dim(beam[0], input_) = border_;
     }
-    for (const NodeId id : block_.forward) {
+    for (size_t n = 0; n < nodes_.size(); ++n) {
       std::vector<State> next;
       for (const State& state : beam) {
-        extend(state, id, &next);
+        extend(state, static_cast<int>(n), &next);
       }
       beam = best(std::move(next));
     }
     for (State& state : beam) {
       close(&state);
     }
-    return std::min_element(beam.begin(),
-                            beam.end(),
-                            [](const State& a, const State& b) { return a.seconds < b.seconds; })
-        ->sharding;
+    return told(*std::min_element(beam.begin(), beam.end(), [](const State& a, const State& b) {
+      return a.seconds < b.seconds;
+    }));
   }
 
  private:
+  static constexpr size_t kNumCollectives = 5;
+
   bool fits_sequence(ValueId id) const {
     const Shape& shape = graph_.value(id).type.shape;
     return shape.size() >= 3 && shape[1] % request_.degree == 0;
   }
 
-  double bytes(ValueId id) const { return static_cast<double>(graph_.value(id).type.bytes()); }
-  bool trained(ValueId id) const { return request_.blocks->trained[static_cast<size_t>(id)]; }
-  bool is_weight(ValueId id) const { return graph_.value(id).kind == ValueKind::kParameter; }
-
-  static Placement placement(const State& state, ValueId id) {
-    const auto found = state.sharding.placements.find(id);
-    return found == state.sharding.placements.end() ? Placement::replicate() : found->second;
+  double bytes(int local) const {
+    return static_cast<double>(graph_.value(locals_[static_cast<size_t>(local)].id).type.bytes());
   }
 
-  void add(std::vector<TensorCollective>* list, Collective kind, double size, State* state) const {
+  int local(ValueId id) {
+    if (id == kNoValue) {
+      return -1;
+    }
+    const auto [entry, is_new] = local_of_.emplace(id, static_cast<int>(locals_.size()));
+    if (is_new) {
+      locals_.push_back({id,
+                         (*request_.trained)[static_cast<size_t>(id)],
+                         graph_.value(id).kind == ValueKind::kParameter});
+    }
+    return entry->second;
+  }
+
+  static int8_t& dim(State& state, int local) { return state.dims[static_cast<size_t>(local)]; }
+
+  // True the first time.
+  static bool mark(State* state, int local, uint8_t flag) {
+    uint8_t& copied = state->copied[static_cast<size_t>(local)];
+    const bool first = (copied & flag) == 0;
+    copied |= flag;
+    return first;
+  }
+
+  void add(std::vector<TensorCollective>* list, Collective kind, int local, State* state) {
+    const double size = bytes(local);
     list->push_back({kind, size});
-    state->seconds +=
-        collective_time(kind, size, *request_.group, request_.cost->device().architecture).seconds;
+    double& seconds = collective_seconds_[static_cast<size_t>(kind) * locals_.size() +
+                                          static_cast<size_t>(local)];
+    if (seconds < 0) {
+      seconds =
+          request_.split_at_any_price
+              ? 0
+              : collective_time(kind, size, *request_.group, request_.cost->device().architecture)
+                    .seconds;
+    }
+    state->seconds += seconds;
   }
 
-  // Brings input `id` to `wanted` for an operator that is split or not.
-  void move(ValueId id, const Placement& wanted, bool split, State* state) const {
-    const Placement present = placement(*state, id);
-    const bool gradient = trained(id);
-    auto& forward = state->sharding.forward;
-    auto& backward = state->sharding.backward;
+  // Brings a value to `wanted` for an operator that is split or not.
+  void move(int local, int8_t wanted, bool split, State* state, Step* step) {
+    const int8_t present = dim(*state, local);
+    const bool gradient = locals_[static_cast<size_t>(local)].trained;
     if (present == wanted) {
-      if (wanted.kind == Placement::Kind::kReplicate && split && gradient &&
-          state->reduced.insert(id).second) {
-        add(&backward, Collective::kAllReduce, bytes(id), state);
+      if (wanted == kWhole && split && gradient && mark(state, local, kReduced)) {
+        add(&step->backward, Collective::kAllReduce, local, state);
       }
       return;
     }
-    if (wanted.kind == Placement::Kind::kReplicate) {
-      if (state->gathered.insert(id).second) {
-        add(&forward, Collective::kAllGather, bytes(id), state);
+    if (wanted == kWhole) {
+      if (mark(state, local, kGathered)) {
+        add(&step->forward, Collective::kAllGather, local, state);
         if (gradient && split) {
-          add(&backward, Collective::kReduceScatter, bytes(id), state);
+          add(&step->backward, Collective::kReduceScatter, local, state);
         }
       }
       return;
     }
-    if (present.kind == Placement::Kind::kReplicate) {
+    if (present == kWhole) {
       if (gradient) {
-        add(&backward, Collective::kAllGather, bytes(id), state);
+        add(&step->backward, Collective::kAllGather, local, state);
       }
       return;
     }
-    add(&forward, Collective::kAllToAll, bytes(id), state);
+    add(&step->forward, Collective::kAllToAll, local, state);
     if (gradient) {
-      add(&backward, Collective::kAllToAll, bytes(id), state);
+      add(&step->backward, Collective::kAllToAll, local, state);
     }
   }
 
-  std::vector<int> candidates(const State& state,
-                              const Node& node,
-                              const ShardingRule& rule) const {
-    std::set<int> found = {-1};
-    for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
-      const ValueId id = node.inputs[i];
-      if (id == kNoValue) {
-        continue;
+  std::vector<int> candidates(const State& state, const NodeInfo& info) const {
+    std::vector<int> found = {-1};
+    const auto offer = [&](const DimFactors& dim) {
+      if (dim.empty()) {
+        return;
       }
-      if (is_weight(id) && graph_.value(id).type.shape.size() >= 2) {
-        for (const DimFactors& dim : rule.inputs[i]) {
-          if (!dim.empty()) {
-            found.insert(dim[0]);
-          }
-        }
-      }
-      const Placement present = placement(state, id);
-      if (present.kind == Placement::Kind::kShard &&
-          static_cast<size_t>(present.dim) < rule.inputs[i].size() &&
-          !rule.inputs[i][static_cast<size_t>(present.dim)].empty()) {
-        found.insert(rule.inputs[i][static_cast<size_t>(present.dim)][0]);
-      }
-    }
-    std::vector<int> allowed;
-    for (const int factor : found) {
-      if (factor < 0) {
-        allowed.push_back(factor);
-        continue;
-      }
-      const Factor& f = rule.factors[static_cast<size_t>(factor)];
+      const Factor& f = info.rule.factors[static_cast<size_t>(dim[0])];
       if ((f.kind == FactorKind::kParallel || f.kind == FactorKind::kReduction) &&
           f.size % request_.degree == 0) {
-        allowed.push_back(factor);
+        found.push_back(dim[0]);
+      }
+    };
+    for (size_t i = 0; i < info.inputs.size() && i < info.rule.inputs.size(); ++i) {
+      if (info.inputs[i] < 0) {
+        continue;
+      }
+      const Local& input = locals_[static_cast<size_t>(info.inputs[i])];
+      const TensorFactors& dims = info.rule.inputs[i];
+      if (input.is_weight && graph_.value(input.id).type.shape.size() >= 2) {
+        std::for_each(dims.begin(), dims.end(), offer);
+      }
+      const int8_t present = state.dims[static_cast<size_t>(info.inputs[i])];
+      if (present != kWhole && static_cast<size_t>(present) < dims.size()) {
+        offer(dims[static_cast<size_t>(present)]);
       }
     }
-    return allowed;
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
   }
 
-  void extend(const State& state, NodeId id, std::vector<State>* next) const {
-    const Node& node = graph_.node(id);
-    const ShardingRule rule = get_op(node.op_type).sharding(OpContext(graph_, node));
-    for (const int factor : candidates(state, node, rule)) {
+  const Choice& choice(NodeInfo* info, int factor) const {
+    std::optional<Choice>& made = info->choices[static_cast<size_t>(factor + 1)];
+    if (made.has_value()) {
+      return *made;
+    }
+    const Node& node = graph_.node(info->id);
+    const ShardingRule& rule = info->rule;
+    made.emplace();
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      made->inputs.push_back(static_cast<int8_t>(
+          factor < 0 || i >= rule.inputs.size() ? kWhole : dim_of(rule.inputs[i], factor)));
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      const bool split = factor >= 0 && o < rule.outputs.size() && node.outputs[o] != kNoValue;
+      made->outputs.push_back(
+          static_cast<int8_t>(split ? dim_of(rule.outputs[o], factor) : kWhole));
+      if (split && made->outputs.back() == kWhole) {
+        made->partial = rule.factors[static_cast<size_t>(factor)].kind == FactorKind::kReduction;
+      }
+    }
+    const Cost cost =
+        get_op(node.op_type).cost(local_context(graph_, node, rule, factor, request_.degree));
+    made->seconds = 3 * request_.cost->op_seconds(cost);  // forward and about twice backward
+    return *made;
+  }
+
+  void extend(const State& state, int n, std::vector<State>* next) {
+    NodeInfo& info = nodes_[static_cast<size_t>(n)];
+    for (const int factor : candidates(state, info)) {
+      const Choice& chosen = choice(&info, factor);
       State grown = state;
-      grown.sharding.factor[id] = factor;
-      inputs(node, rule, factor, &grown);
-      const Cost cost =
-          get_op(node.op_type).cost(local_context(graph_, node, rule, factor, request_.degree));
-      grown.seconds += 3 * request_.cost->op_seconds(cost);  // forward and about twice backward
-      outputs(node, rule, factor, std::move(grown), next);
-    }
-  }
-
-  void inputs(const Node& node, const ShardingRule& rule, int factor, State* state) const {
-    for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
-      const ValueId id = node.inputs[i];
-      if (id == kNoValue) {
-        continue;
+      Step step;
+      step.before = state.step;
+      step.node = n;
+      step.factor = factor;
+      for (size_t i = 0; i < info.inputs.size() && i < info.rule.inputs.size(); ++i) {
+        if (info.inputs[i] >= 0) {
+          input(info.inputs[i], chosen.inputs[i], factor >= 0, &grown, &step);
+        }
       }
-      const int dim = factor < 0 ? -1 : dim_of(rule.inputs[i], factor);
-      const Placement wanted = dim < 0 ? Placement::replicate() : Placement::shard(dim);
-      const ValueKind kind = graph_.value(id).kind;
-      if (kind == ValueKind::kParameter || kind == ValueKind::kState) {
-        state->sharding.placements[id] = wanted;
-        // What is held whole is updated whole, on every rank.
-        state->seconds += dim < 0 ? bytes(id) * 1e-13 : 0;
-      } else if (kind == ValueKind::kIntermediate) {
-        move(id, wanted, factor >= 0, state);
+      grown.seconds += chosen.seconds;
+      for (size_t o = 0; o < info.outputs.size(); ++o) {
+        if (info.outputs[o] >= 0 && chosen.outputs[o] != kWhole) {
+          dim(grown, info.outputs[o]) = chosen.outputs[o];
+        }
       }
-    }
-  }
-
-  void outputs(const Node& node,
-               const ShardingRule& rule,
-               int factor,
-               State grown,
-               std::vector<State>* next) const {
-    bool partial = false;
-    for (size_t o = 0; o < node.outputs.size() && o < rule.outputs.size(); ++o) {
-      const ValueId id = node.outputs[o];
-      if (id == kNoValue || factor < 0) {
-        continue;
-      }
-      const int dim = dim_of(rule.outputs[o], factor);
-      if (dim >= 0) {
-        grown.sharding.placements[id] = Placement::shard(dim);
+      if (chosen.partial) {
+        reduce(info, std::move(grown), std::move(step), next);
       } else {
-        partial = rule.factors[static_cast<size_t>(factor)].kind == FactorKind::kReduction;
+        push(std::move(grown), std::move(step), next);
       }
     }
-    if (!partial) {
-      next->push_back(std::move(grown));
-      return;
-    }
-    const ValueId id = node.outputs[0];
-    if (border_.kind == Placement::Kind::kShard && fits_sequence(id)) {
-      State scattered = grown;
-      add(&scattered.sharding.forward, Collective::kReduceScatter, bytes(id), &scattered);
-      add(&scattered.sharding.backward, Collective::kAllGather, bytes(id), &scattered);
-      scattered.sharding.placements[id] = Placement::shard(1);
-      next->push_back(std::move(scattered));
-    }
-    add(&grown.sharding.forward, Collective::kAllReduce, bytes(id), &grown);
-    next->push_back(std::move(grown));
   }
 
-  // The cheapest states, one per combination of placements.
+  void input(int local, int8_t wanted, bool split, State* state, Step* step) {
+    const ValueKind kind = graph_.value(locals_[static_cast<size_t>(local)].id).kind;
+    if (kind == ValueKind::kParameter || kind == ValueKind::kState) {
+      dim(*state, local) = wanted;
+      // What is held whole is updated whole, on every rank.
+      state->seconds += wanted == kWhole ? bytes(local) * 1e-13 : 0;
+    } else if (kind == ValueKind::kIntermediate) {
+      move(local, wanted, split, state, step);
+    }
+  }
+
+  // The sum over the ranks of output 0: whole on all, or scattered along the sequence.
+  void reduce(const NodeInfo& info, State grown, Step step, std::vector<State>* next) {
+    const int sum = info.outputs[0];
+    if (border_ != kWhole && fits_sequence(locals_[static_cast<size_t>(sum)].id)) {
+      State scattered = grown;
+      Step with = step;
+      add(&with.forward, Collective::kReduceScatter, sum, &scattered);
+      add(&with.backward, Collective::kAllGather, sum, &scattered);
+      dim(scattered, sum) = 1;
+      push(std::move(scattered), std::move(with), next);
+    }
+    add(&step.forward, Collective::kAllReduce, sum, &grown);
+    push(std::move(grown), std::move(step), next);
+  }
+
+  void push(State state, Step step, std::vector<State>* next) {
+    state.step = static_cast<int>(steps_.size());
+    steps_.push_back(std::move(step));
+    next->push_back(std::move(state));
+  }
+
+  // The cheapest states.
   static std::vector<State> best(std::vector<State> states) {
     std::stable_sort(states.begin(), states.end(), [](const State& a, const State& b) {
       return a.seconds < b.seconds;
@@ -237,21 +328,51 @@ class Search {
     return states;
   }
 
-  void close(State* state) const {
-    if (block_.output != kNoValue) {
-      const Placement wanted =
-          border_.kind == Placement::Kind::kShard && fits_sequence(block_.output)
-              ? border_
-              : Placement::replicate();
-      move(block_.output, wanted, false, state);
-      state->sharding.placements[block_.output] = wanted;
+  void close(State* state) {
+    if (output_ < 0) {
+      return;
     }
+    const int8_t wanted = border_ != kWhole && fits_sequence(block_.output) ? border_ : kWhole;
+    Step step;
+    step.before = state->step;
+    move(output_, wanted, false, state, &step);
+    dim(*state, output_) = wanted;
+    state->step = static_cast<int>(steps_.size());
+    steps_.push_back(std::move(step));
+  }
+
+  BlockSharding told(const State& state) const {
+    BlockSharding sharding;
+    std::vector<int> path;
+    for (int at = state.step; at >= 0; at = steps_[static_cast<size_t>(at)].before) {
+      path.push_back(at);
+    }
+    std::for_each(path.rbegin(), path.rend(), [&](int at) {
+      const Step& step = steps_[static_cast<size_t>(at)];
+      if (step.node >= 0) {
+        sharding.factor[nodes_[static_cast<size_t>(step.node)].id] = step.factor;
+      }
+      sharding.forward.insert(sharding.forward.end(), step.forward.begin(), step.forward.end());
+      sharding.backward.insert(sharding.backward.end(), step.backward.begin(), step.backward.end());
+    });
+    for (size_t i = 0; i < locals_.size(); ++i) {
+      if (state.dims[i] != kWhole) {
+        sharding.placements[locals_[i].id] = Placement::shard(state.dims[i]);
+      }
+    }
+    return sharding;
   }
 
   const ShardingRequest& request_;
   const Graph& graph_;
   const Block& block_;
-  Placement border_;
+  int8_t border_ = kWhole;
+  std::vector<NodeInfo> nodes_;
+  std::vector<Local> locals_;
+  std::unordered_map<ValueId, int> local_of_;
+  int input_ = -1, output_ = -1;
+  std::vector<Step> steps_;
+  std::vector<double> collective_seconds_;  // by kind and local; below 0: not asked for yet
 };
 
 }  // namespace

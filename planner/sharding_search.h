@@ -22,11 +22,12 @@ struct BlockSharding {
 
 struct ShardingRequest {
   const Graph* graph = nullptr;
-  const BlockList* blocks = nullptr;
+  const std::vector<bool>* trained = nullptr;  // by value: depends on a parameter
   const CostModel* cost = nullptr;
   const GroupLinks* group = nullptr;
   int degree = 1;
   bool sequence_parallel = false;
+  bool split_at_any_price = false;  // as if collectives took no time
 };
 
 // Least time by beam search over the block's nodes; block borders are replicated, or split along

@@ -1,7 +1,7 @@
-// Bisection on the largest stage time T: filling stages from the left, each up to T, needs the
-// fewest stages for a given T, also when stages differ in speed but keep their order. Every stage
-// must leave a block for each stage after it. Exact to the last bit of T that changes the cuts; 60
-// rounds of O(N).
+// Stages alike: bisection on the largest stage time T. Filling stages from the left, each up to T
+// and to its memory, needs the fewest stages for a given T: O(p log n) a round. Stages that differ,
+// or a block that fits only later stages: dynamic programming over (stage, end), best[s][b] = min
+// over k of max(best[s - 1][k], time of [k, b) on s), O(p n^2).
 #include "planner/stage_partition.h"
 
 #include <algorithm>
@@ -12,64 +12,77 @@ namespace trainrt {
 
 namespace {
 
-// Cuts for largest stage time `limit`; empty when blocks are left over.
-std::vector<int> fill(const std::vector<std::vector<double>>& seconds, double limit) {
-  const int stages = static_cast<int>(seconds.size());
-  const int blocks = static_cast<int>(seconds[0].size());
+constexpr double kNever = 1e300;
+
+std::vector<double> prefix_sums(const std::vector<double>& seconds) {
+  std::vector<double> sums(1, 0);
+  for (const double own : seconds) {
+    sums.push_back(sums.back() + own);
+  }
+  return sums;
+}
+
+// Cuts for largest stage time `limit`; empty when blocks are left over, or when a stage cannot hold
+// the next block even alone (`stuck`).
+std::vector<int> fill(
+    const std::vector<double>& sums, int stages, double limit, const StageFits& fits, bool* stuck) {
+  const int blocks = static_cast<int>(sums.size()) - 1;
   std::vector<int> first;
   int next = 0;
   for (int s = 0; s < stages; ++s) {
     first.push_back(next);
-    const int reserved = stages - 1 - s;
-    double sum = 0;
-    bool empty = true;
-    while (next < blocks - reserved) {
-      const double own = seconds[static_cast<size_t>(s)][static_cast<size_t>(next)];
-      if (sum + own > limit && !empty) {
-        break;
+    const int most = blocks - (stages - 1 - s);  // every later stage needs a block
+    const auto stop = std::upper_bound(
+        sums.begin() + next + 1, sums.begin() + most + 1, sums[static_cast<size_t>(next)] + limit);
+    int end = static_cast<int>(stop - sums.begin()) - 1;
+    if (end > next && fits != nullptr && !fits(s, next, end)) {
+      int low = next, high = end;  // [next, low) fits, [next, high) does not
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (fits(s, next, middle) ? low : high) = middle;
       }
-      if (sum + own > limit) {
-        return {};  // this block fits no stage alone
-      }
-      sum += own;
-      empty = false;
-      ++next;
+      end = low;
     }
+    if (end == next) {
+      *stuck = true;
+      return {};
+    }
+    next = end;
   }
   return next == blocks ? first : std::vector<int>{};
 }
 
-std::vector<int> cut_unequal(const std::vector<std::vector<double>>& seconds) {
+std::vector<int> cut_unequal(const std::vector<std::vector<double>>& seconds,
+                             const StageFits& fits) {
   const int stages = static_cast<int>(seconds.size());
   const int blocks = static_cast<int>(seconds[0].size());
-  std::vector<std::vector<double>> sums;  // prefix sums by stage
-  for (const std::vector<double>& stage : seconds) {
-    std::vector<double> prefix(1, 0);
-    for (const double own : stage) {
-      prefix.push_back(prefix.back() + own);
-    }
-    sums.push_back(std::move(prefix));
-  }
   const auto rows = static_cast<size_t>(stages), columns = static_cast<size_t>(blocks) + 1;
-  std::vector<std::vector<double>> best(rows, std::vector<double>(columns, 1e300));
+  std::vector<std::vector<double>> best(rows, std::vector<double>(columns, kNever));
   std::vector<std::vector<int>> first(rows, std::vector<int>(columns, 0));
   for (int s = 0; s < stages; ++s) {
     const auto row = static_cast<size_t>(s);
-    for (int b = s + 1; b <= blocks; ++b) {
-      const double end = sums[row][static_cast<size_t>(b)];
-      if (s == 0) {
-        best[row][static_cast<size_t>(b)] = end;
-        continue;
-      }
-      const auto before = [&](int k) { return best[row - 1][static_cast<size_t>(k)]; };
-      const auto own = [&](int k) { return end - sums[row][static_cast<size_t>(k)]; };
-      for (int k = s; k < b; ++k) {
-        if (std::max(before(k), own(k)) < best[row][static_cast<size_t>(b)]) {
-          best[row][static_cast<size_t>(b)] = std::max(before(k), own(k));
-          first[row][static_cast<size_t>(b)] = k;
+    const std::vector<double> sums = prefix_sums(seconds[row]);
+    for (int b = s + 1; b <= blocks - (stages - 1 - s); ++b) {
+      double& least = best[row][static_cast<size_t>(b)];
+      for (int k = s == 0 ? 0 : b - 1; k >= s; --k) {  // the stage grows leftwards
+        const double own = sums[static_cast<size_t>(b)] - sums[static_cast<size_t>(k)];
+        if (own >= least) {
+          break;
         }
+        const double before = s == 0 ? 0 : best[row - 1][static_cast<size_t>(k)];
+        if (std::max(before, own) >= least) {
+          continue;
+        }
+        if (fits != nullptr && !fits(s, k, b)) {
+          break;
+        }
+        least = std::max(before, own);
+        first[row][static_cast<size_t>(b)] = k;
       }
     }
+  }
+  if (best.back().back() >= kNever) {
+    return {};
   }
   std::vector<int> cuts(rows, 0);
   for (int s = stages - 1, b = blocks; s > 0; --s) {
@@ -81,26 +94,25 @@ std::vector<int> cut_unequal(const std::vector<std::vector<double>>& seconds) {
 
 }  // namespace
 
-std::vector<int> balanced_cuts(const std::vector<std::vector<double>>& seconds) {
+std::vector<int> balanced_cuts(const std::vector<std::vector<double>>& seconds,
+                               const StageFits& fits) {
   TRAINRT_CHECK(!seconds.empty() && seconds.size() <= seconds[0].size(), "more stages than blocks");
   if (std::any_of(
           seconds.begin(), seconds.end(), [&](const auto& row) { return row != seconds[0]; })) {
-    return cut_unequal(seconds);
+    return cut_unequal(seconds, fits);
   }
-  double high = 0;
-  for (const std::vector<double>& stage : seconds) {
-    double sum = 0;
-    for (const double own : stage) {
-      sum += own;
-    }
-    high = std::max(high, sum);
+  const std::vector<double> sums = prefix_sums(seconds[0]);
+  const int stages = static_cast<int>(seconds.size());
+  double high = sums.back() * (1 + 1e-9) + 1e-300;
+  double low = high / (stages + 1);
+  bool stuck = false;
+  std::vector<int> best = fill(sums, stages, high, fits, &stuck);
+  if (best.empty()) {
+    return stuck ? cut_unequal(seconds, fits) : best;
   }
-  double low = 0;
-  std::vector<int> best = fill(seconds, high * (1 + 1e-9) + 1e-300);
-  TRAINRT_CHECK(!best.empty(), "no cut at all");
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 50 && high - low > 1e-12 * high; ++round) {
     const double middle = (low + high) / 2;
-    std::vector<int> cuts = fill(seconds, middle);
+    std::vector<int> cuts = fill(sums, stages, middle, fits, &stuck);
     if (cuts.empty()) {
       low = middle;
     } else {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "graph/base/error.h"
 #include "planner/step_memory.h"
@@ -99,26 +100,52 @@ class StepPricer {
         topology_(*request.topology),
         engine_(*request.engine),
         layout_(*request.layout),
-        slowdown_(constants_for(type(0)).overlap_slowdown) {
-    check();
-  }
+        slowdown_(cost_model(type_index(0)).constants().overlap_slowdown) {}
 
-  std::vector<double> block_seconds(int device_type) {
-    const PricedProfile& prices = priced(device_type, 0, 0);
-    std::vector<double> by_class;
+  std::vector<StageTimes> class_seconds(int device_type) {
+    // Of the tensor group that spans the fewest hosts.
+    std::pair<int, int> place = {0, 0};
+    if (layout_.tensor > 1 && !request_.uniform) {
+      int least = find_tensor_links(0, 0).num_hosts;
+      for (int stage = 0; stage < layout_.pipeline; ++stage) {
+        for (int data_rank = 0; data_rank < layout_.data; ++data_rank) {
+          const int own = find_tensor_links(stage, data_rank).num_hosts;
+          place = own < least ? std::make_pair(stage, data_rank) : place;
+          least = std::min(least, own);
+        }
+      }
+    }
+    const PricedProfile& prices = priced(device_type, place.first, place.second);
+    std::vector<StageTimes> seconds;
     for (size_t i = 0; i < profile_.classes.size(); ++i) {
       const PricedClass& p = prices.of_class(static_cast<int>(i));
       const double again = recomputed_phase(static_cast<int>(i), p).total();
-      by_class.push_back(p.forward.total() + p.input_grad.total() + p.weight_grad.total() + again);
-    }
-    std::vector<double> seconds;
-    for (const int index : profile_.blocks) {
-      seconds.push_back(by_class[static_cast<size_t>(index)]);
+      seconds.push_back({p.forward.total(),
+                         p.input_grad.total() + p.weight_grad.total() + again,
+                         p.weight_grad.total()});
     }
     return seconds;
   }
 
+  // After the pipeline, were every stage to hold `parameters` and its last backward to take
+  // `last_backward`: the least over the stages.
+  double least_after(double parameters, double last_backward) {
+    last_backward_ = last_backward;
+    double least = 1e300;
+    for (int stage = 0;
+         stage < (request_.uniform && layout_.devices.empty() ? 1 : layout_.pipeline);
+         ++stage) {
+      const double own = reduce_seconds(stage, parameters) + gather_seconds(stage, parameters) +
+                         optimizer_seconds(stage, parameters);
+      least = std::min(least, own);
+    }
+    return least;
+  }
+
+  double pipeline_seconds(int data_rank) { return run_pipeline(data_rank, nullptr).seconds; }
+
   StepPrediction run() {
+    check();
     StepPrediction result;
     result.stages = predict_memory(request_);
     std::map<std::vector<int>, bool> seen;  // data ranks alike are replayed once
@@ -137,6 +164,7 @@ class StepPricer {
       pipeline = std::max(pipeline, one.seconds);
       bound = std::max(bound, one.bound);
     }
+    result.bound_only = request_.bound_only;
     result.timeline = std::move(timeline_);
     const double after = after_pipeline(&result.breakdown);
     result.seconds = pipeline + after;
@@ -164,7 +192,22 @@ class StepPricer {
                   topology_.num_devices());
   }
 
+  int type_index(int rank) const { return topology_.device(layout_.device(rank)).type; }
   const DeviceType& type(int rank) const { return topology_.type_of(layout_.device(rank)); }
+
+  const CostModel& cost_model(int device_type) {
+    auto& models =
+        request_.cache != nullptr ? request_.cache->cost_models : own_prices_.cost_models;
+    const auto found = models.find(device_type);
+    return found != models.end()
+               ? found->second
+               : models
+                     .emplace(device_type,
+                              CostModel(topology_.types[static_cast<size_t>(device_type)],
+                                        request_.precision))
+                     .first->second;
+  }
+
   int rank_of(int stage, int data_rank, int tensor_rank) const {
     return (stage * layout_.data + data_rank) * layout_.tensor + tensor_rank;
   }
@@ -185,7 +228,17 @@ class StepPricer {
     return slowest;
   }
 
-  GroupLinks tensor_links(int stage, int data_rank) const {
+  GroupLinks tensor_links(int stage, int data_rank) {
+    if (request_.uniform && layout_.devices.empty()) {
+      if (!uniform_links_.has_value()) {
+        uniform_links_ = find_tensor_links(0, 0);
+      }
+      return *uniform_links_;
+    }
+    return find_tensor_links(stage, data_rank);
+  }
+
+  GroupLinks find_tensor_links(int stage, int data_rank) const {
     std::vector<int> group;
     for (int i = 0; i < layout_.tensor; ++i) {
       group.push_back(layout_.device(rank_of(stage, data_rank, i)));
@@ -194,14 +247,16 @@ class StepPricer {
   }
 
   GroupLinks data_links(int stage) const {
-    const std::array<int, 3> key = {layout_.data, layout_.tensor, layout_.pipeline};
-    const bool cached = request_.cache != nullptr && request_.uniform && layout_.devices.empty();
+    const bool plain = request_.uniform && layout_.devices.empty();
+    stage = plain ? 0 : stage;
+    const std::array<int, 5> key = {
+        layout_.data, layout_.tensor, layout_.pipeline, layout_.device_order, stage};
+    const bool cached = request_.cache != nullptr && layout_.device_order >= 0;
     if (cached) {
       const auto found = request_.cache->data_links.find(key);
       if (found != request_.cache->data_links.end()) {
         return found->second;
       }
-      stage = 0;
     }
     std::vector<int> group;
     for (int d = 0; d < layout_.data; ++d) {
@@ -233,8 +288,8 @@ class StepPricer {
     if (found != prices.end()) {
       return found->second;
     }
-    const CostModel cost(topology_.types[static_cast<size_t>(type_index)], request_.precision);
-    return prices.emplace(key, PricedProfile(profile_, cost, links, engine_)).first->second;
+    return prices.emplace(key, PricedProfile(profile_, cost_model(type_index), links, engine_))
+        .first->second;
   }
 
   int last_block(size_t virtual_stage) const {
@@ -336,7 +391,7 @@ class StepPricer {
     }
   }
 
-  double transfer_seconds(size_t s, int data_rank) const {
+  double transfer_seconds(size_t s, int data_rank) {
     const int from = static_cast<int>(s) % layout_.pipeline;
     const int to = static_cast<int>(s + 1) % layout_.pipeline;
     const int sender = layout_.device(rank_of(from, data_rank, 0));
@@ -454,10 +509,8 @@ class StepPricer {
     double worst = 0;
     for (int stage = 0; stage < layout_.pipeline; ++stage) {
       const double parameters = stage_parameters(stage);
-      double gradients = gradient_seconds(stage, parameters);
-      const double gather = layout_.zero_stage == 1 || layout_.zero_stage == 2
-                                ? collect(Collective::kAllGather, 2 * parameters, stage)
-                                : 0;
+      const double gradients = reduce_seconds(stage, parameters) + tied_seconds(stage);
+      const double gather = gather_seconds(stage, parameters);
       const double optimizer = optimizer_seconds(stage, parameters);
       if (gradients + gather + optimizer > worst) {
         worst = gradients + gather + optimizer;
@@ -475,7 +528,13 @@ class StepPricer {
         .seconds;
   }
 
-  double gradient_seconds(int stage, double parameters) const {
+  double gather_seconds(int stage, double parameters) const {
+    return layout_.zero_stage == 1 || layout_.zero_stage == 2
+               ? collect(Collective::kAllGather, 2 * parameters, stage)
+               : 0;
+  }
+
+  double reduce_seconds(int stage, double parameters) const {
     double seconds = 0;
     if (layout_.data > 1 && layout_.zero_stage < 3) {
       const Collective kind = layout_.zero_stage == 0 || engine_.name == "deepspeed"
@@ -489,7 +548,12 @@ class StepPricer {
         seconds = whole;
       }
     }
-    // Tied embedding: first and last stage sum their copies.
+    return seconds;
+  }
+
+  // Tied embedding: first and last stage sum their copies.
+  double tied_seconds(int stage) const {
+    double seconds = 0;
     const double tied = profile_.block(profile_.num_blocks() - 1).shared_parameters;
     if (layout_.pipeline > 1 && tied > 0 && (stage == 0 || stage == layout_.pipeline - 1)) {
       const int a = layout_.device(rank_of(0, 0, 0));
@@ -506,17 +570,16 @@ class StepPricer {
 
   // Norm and overflow check read the gradients twice, Adam reads them and reads and writes weights
   // and moments, and the buffer is cleared.
-  double optimizer_seconds(int stage, double parameters) const {
+  double optimizer_seconds(int stage, double parameters) {
     const double shards = layout_.zero_stage >= 1 ? layout_.data : 1;
     const double bytes =
         parameters / shards * (3 * engine_.gradient_bytes + 2 * engine_.optimizer_bytes + 2) +
         engine_.gradient_bytes * parameters;
-    const DeviceType& device = type(rank_of(stage, 0, 0));
     if (layout_.offload_optimizer) {  // gradients to the host, weights back, over PCIe
       constexpr double kHostLink = 20e9;
       return (engine_.gradient_bytes + 2) * parameters / shards / kHostLink + bytes / 40e9;
     }
-    return CostModel(device, request_.precision).stream_seconds(bytes, 0);
+    return cost_model(type_index(rank_of(stage, 0, 0))).stream_seconds(bytes, 0);
   }
 
   const StepRequest& request_;
@@ -524,17 +587,26 @@ class StepPricer {
   const Topology& topology_;
   const Engine& engine_;
   const Layout& layout_;
+  PriceCache own_prices_;
   double slowdown_;
+  std::optional<GroupLinks> uniform_links_;  // every tensor group's, where all are alike
   std::shared_ptr<const Timeline> timeline_;
   double last_backward_ = 0;
   double after_gather_ = 0;
-  PriceCache own_prices_;
 };
 
 }  // namespace
 
-std::vector<double> block_seconds(const StepRequest& request, int device_type) {
-  return StepPricer(request).block_seconds(device_type);
+std::vector<StageTimes> class_seconds(const StepRequest& request, int device_type) {
+  return StepPricer(request).class_seconds(device_type);
+}
+
+double least_seconds_after(const StepRequest& request, double parameters, double last_backward) {
+  return StepPricer(request).least_after(parameters, last_backward);
+}
+
+double pipeline_seconds(const StepRequest& request, int data_rank) {
+  return StepPricer(request).pipeline_seconds(data_rank);
 }
 
 StepPrediction predict_step(const StepRequest& request) {

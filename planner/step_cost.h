@@ -35,6 +35,7 @@ struct Layout {
   double last_micro_batch = 1;   // size of the last one relative to a full one
   std::vector<int> first_block;  // by virtual stage, ascending; the first is 0
   std::vector<int> devices;      // by rank, indices into Topology::devices; empty: rank = device
+  int device_order = -1;  // tells `devices` of equal degrees apart, for PriceCache; -1: not cached
 
   int world_size() const { return data * tensor * pipeline; }
   int micro_batches(int data_rank) const {
@@ -71,7 +72,8 @@ class PricedProfile {
 // profiles alive and in place.
 struct PriceCache {
   std::map<std::tuple<const ModelProfile*, int, int>, PricedProfile> profiles;
-  std::map<std::array<int, 3>, GroupLinks> data_links;  // of uniform topologies: (d, t, p)
+  std::map<int, CostModel> cost_models;                 // by device type
+  std::map<std::array<int, 5>, GroupLinks> data_links;  // (d, t, p, order, stage)
   std::map<std::array<int, 4>, Schedule> schedules;     // (kind, p, m, v)
 };
 
@@ -103,7 +105,8 @@ struct Timeline {
 
 struct StepPrediction {
   double seconds = 0;
-  double lower_bound = 0;  // of the pipeline part plus what follows it
+  double lower_bound = 0;   // of the pipeline part plus what follows it
+  bool bound_only = false;  // not replayed: seconds is the lower bound
   double bubble_fraction = 0;
   StepBreakdown breakdown;
   std::vector<StageMemory> stages;
@@ -124,9 +127,16 @@ struct StepRequest {
   bool keep_timeline = false;
 };
 
-// Seconds of each block on a device type, forward and backward with the layout's recompute
-// together; what stage cuts balance.
-std::vector<double> block_seconds(const StepRequest& request, int device_type);
+// Seconds of each class of block on a device type, with the layout's recompute. The stages of the
+// layout need not be cut yet.
+std::vector<StageTimes> class_seconds(const StepRequest& request, int device_type);
+
+// What follows the pipeline at least, when every stage holds `parameters` elements and the last
+// backward of each takes `last_backward`. The stages need not be cut yet.
+double least_seconds_after(const StepRequest& request, double parameters, double last_backward);
+
+// The pipeline of one data rank alone.
+double pipeline_seconds(const StepRequest& request, int data_rank);
 
 StepPrediction predict_step(const StepRequest& request);
 

@@ -95,15 +95,12 @@ MemoryBreakdown stage_breakdown(const ModelProfile& profile,
 
 }  // namespace
 
-std::vector<StageMemory> predict_memory(const StepRequest& request) {
+StageMemories::StageMemories(const StepRequest& request) : request_(request) {
   const Layout& layout = *request.layout;
-  std::vector<StageMemory> stages;
+  const int per_stage = layout.data * layout.tensor;
   for (int stage = 0; stage < layout.pipeline; ++stage) {
-    StageMemory memory;
-    memory.stage = stage;
-    memory.breakdown = stage_breakdown(*request.profile, layout, *request.engine, stage);
-    memory.peak_bytes = memory.breakdown.total();
-    const int per_stage = layout.data * layout.tensor;
+    StageMemory room;
+    room.stage = stage;
     int64_t least_room = 0;
     for (int i = 0; i < (request.uniform ? 1 : per_stage);
          ++i) {  // the device with the least room decides
@@ -112,12 +109,72 @@ std::vector<StageMemory> predict_memory(const StepRequest& request) {
       const int64_t reserved = request.topology->reserved_bytes(device);
       if (i == 0 || capacity - reserved < least_room) {
         least_room = capacity - reserved;
-        memory.capacity_bytes = capacity;
-        memory.reserved_bytes = reserved;
-        memory.worst_device = device;
+        room.capacity_bytes = capacity;
+        room.reserved_bytes = reserved;
+        room.worst_device = device;
       }
     }
-    stages.push_back(memory);
+    rooms_.push_back(room);
+  }
+}
+
+StageMemory StageMemories::of(int stage) const {
+  StageMemory memory = rooms_[static_cast<size_t>(stage)];
+  memory.breakdown = stage_breakdown(*request_.profile, *request_.layout, *request_.engine, stage);
+  memory.peak_bytes = memory.breakdown.total();
+  return memory;
+}
+
+// Let a block add a_r to rank r, which has room R_r, and l_r >= 0 be any weights. If a cut fits,
+// then sum over blocks of min over r of l_r a_r <= sum_r l_r R_r. The weights make a block of
+// average size count alike on every rank: l_r = 1 / (its a_r).
+bool StageMemories::proven_too_large(int num_micro_batches) const {
+  const ModelProfile& profile = *request_.profile;
+  const Layout& layout = *request_.layout;
+  const Engine& engine = *request_.engine;
+  const double d = layout.data;
+  const int zero = layout.data > 1 ? layout.zero_stage : 0;
+  const double per_element =
+      engine.weight_bytes / (zero >= 3 ? d : 1) +
+      (num_micro_batches > 1 ? engine.gradient_bytes / (zero >= 2 ? d : 1) : 0) +
+      (layout.offload_optimizer ? 0 : engine.optimizer_bytes / (zero >= 1 ? d : 1));
+  const auto mode = static_cast<size_t>(layout.recompute);
+  std::vector<double> count(profile.classes.size(), 0);
+  for (const int block : profile.blocks) {
+    count[static_cast<size_t>(block)] += 1;
+  }
+  const auto added = [&](size_t c, int rank) {
+    const BlockClass& block = profile.classes[c];
+    const double own = block.parameters - (layout.pipeline == 1 ? block.shared_parameters : 0);
+    const double in_flight = stages_in_flight(layout, rank, num_micro_batches);
+    return per_element * own + block.stash_bytes[mode] * in_flight / layout.virtual_stages;
+  };
+  double room = 0;
+  std::vector<double> least(count.size(), 1e300);
+  for (int rank = 0; rank < layout.pipeline; ++rank) {
+    double sum = 0;
+    for (size_t c = 0; c < count.size(); ++c) {
+      sum += count[c] * added(c, rank);
+    }
+    const double weight = static_cast<double>(profile.num_blocks()) / sum;
+    const StageMemory& own = rooms_[static_cast<size_t>(rank)];
+    room += weight * static_cast<double>(own.capacity_bytes - own.reserved_bytes);
+    for (size_t c = 0; c < count.size(); ++c) {
+      least[c] = std::min(least[c], weight * added(c, rank));
+    }
+  }
+  double needed = 0;
+  for (size_t c = 0; c < count.size(); ++c) {
+    needed += count[c] * least[c];
+  }
+  return needed > room * (1 + 1e-9);
+}
+
+std::vector<StageMemory> predict_memory(const StepRequest& request) {
+  const StageMemories memories(request);
+  std::vector<StageMemory> stages;
+  for (int stage = 0; stage < request.layout->pipeline; ++stage) {
+    stages.push_back(memories.of(stage));
   }
   return stages;
 }

@@ -10,4 +10,18 @@ namespace trainrt {
 // stage.
 int stages_in_flight(const Layout& layout, int stage, int num_micro_batches);
 
+// Memory of single pipeline ranks of request.layout, whose cuts may change between calls.
+class StageMemories {
+ public:
+  explicit StageMemories(const StepRequest& request);
+  StageMemory of(int stage) const;
+  // No cut fits, whatever the shares: told from what each block adds at least to a rank that holds
+  // it. May be false where no cut fits either.
+  bool proven_too_large(int num_micro_batches) const;
+
+ private:
+  const StepRequest& request_;
+  std::vector<StageMemory> rooms_;  // capacity and reserve of each stage's tightest device
+};
+
 }  // namespace trainrt

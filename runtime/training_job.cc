@@ -95,18 +95,27 @@ Graph TrainingJob::forward(int64_t micro_batch) const {
 }
 
 TrainingGraph TrainingJob::build(int64_t micro_batch, bool accumulate) const {
+  if (example != nullptr && micro_batch == example_micro_batch && accumulate) {
+    return *example;
+  }
   if (from_training_info) {
     BindOptions bound = bind;
     bound.batch = micro_batch;
     return build_from_training_info(*model, bound, accumulate);
   }
+  return build_from(forward(micro_batch), micro_batch, accumulate);
+}
+
+TrainingGraph TrainingJob::build_from(Graph forward_graph,
+                                      int64_t micro_batch,
+                                      bool accumulate) const {
   TrainingSpec at_size = spec;
   at_size.accumulate = accumulate;
   if (!at_size.loss.labels_shape.empty()) {
     at_size.loss.labels_shape[0] = micro_batch;
   }
-  return evaluate ? build_eval_graph(forward(micro_batch), at_size.loss)
-                  : build_training_graph(forward(micro_batch), at_size);
+  return evaluate ? build_eval_graph(std::move(forward_graph), at_size.loss)
+                  : build_training_graph(std::move(forward_graph), at_size);
 }
 
 TrainingJob make_training_job(const Options& options, bool evaluate) {
@@ -138,12 +147,15 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   const Graph plain = job.model->bind(bound);
   record_model_types(plain, job);
   job.num_forward_nodes = plain.num_nodes();
-  const Graph forward = apply_precision(plain, graph_precision(job.precision));
+  Graph forward = apply_precision(plain, graph_precision(job.precision));
   DataChoice choice = choose_data(options, forward, evaluate, array_axes);
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;
-  const TrainingGraph graph = job.build(micro_batch, false);
-  job.bindings = bind_inputs(options, graph.graph, choice);
+  job.example = std::make_shared<const TrainingGraph>(
+      job.from_training_info ? job.build(micro_batch, true)
+                             : job.build_from(std::move(forward), micro_batch, true));
+  job.example_micro_batch = micro_batch;
+  job.bindings = bind_inputs(options, job.example->graph, choice);
   for (const InputBinding& binding : job.bindings) {
     job.input_names.push_back(binding.input);
   }

@@ -29,8 +29,15 @@ struct TrainingJob {
   int num_forward_nodes = 0;
   std::map<std::string, TensorType> model_types;  // parameters and state as the file has them
 
+  // The accumulating graph that the data were matched with, and its micro-batch size: build() need
+  // not make it again.
+  std::shared_ptr<const TrainingGraph> example;
+  int64_t example_micro_batch = 0;
+
   // The graph of one micro-batch size; a TrainingGraphFactory.
   TrainingGraph build(int64_t micro_batch, bool accumulate) const;
+  // The same from forward(micro_batch).
+  TrainingGraph build_from(Graph forward, int64_t micro_batch, bool accumulate) const;
   // The forward graph alone, in the run's precision.
   Graph forward(int64_t micro_batch) const;
 };

@@ -55,16 +55,14 @@ class BuiltModels {
     Graph forward = model.bind(bind);
     spec.loss = resolve_loss(forward, {}, nullptr);
     const TrainingGraph graph = build_training_graph(std::move(forward), spec);
-    const BlockList blocks = find_blocks(graph.graph);
+    const ModelBlocks blocks = model_blocks(graph, micro_batch);
     const Topology topology = topology_of_row(row);
     const CostModel cost(topology.type_of(0), row.precision);
     const GroupLinks group = group_links(topology, {0}, 1);
     GraphProfileRequest request;
-    request.graph = &graph;
-    request.blocks = &blocks;
+    request.model = &blocks;
     request.cost = &cost;
     request.tensor_group = &group;
-    request.micro_batch = micro_batch;
     request.float_bytes = row.precision == "tf32" ? 4 : 2;
     request.rearranges_images = row.channels_first;
     return graph_profile(request).profile;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "graph/base/error.h"
@@ -50,18 +51,17 @@ TEST(BlockFinderTest, RepeatedLayersAreOneClass) {
 // forward and one backward. Nobody told the search.
 TEST(ShardingSearchTest, FindsTheColumnRowPair) {
   const TrainingGraph graph = testing::layered_model(4, 4, 1024, 4096, 16384, 1024);
-  const BlockList blocks = find_blocks(graph.graph);
+  const ModelBlocks model = model_blocks(graph, 4);
   const Topology topology = make_preset("dgx-a100");
   const CostModel cost(topology.type_of(0), "bf16");
   const GroupLinks group = group_links(topology, {0, 1, 2, 3}, 1);
-  GraphProfileRequest request{&graph, &blocks, &cost, &group, 4, 4, false, 2};
+  GraphProfileRequest request{&model, &cost, &group, 4, false, 2};
   const GraphProfile profile = graph_profile(request);
   EXPECT_EQ(profile.placements.at("layer1.up"), Placement::shard(1));
   EXPECT_EQ(profile.placements.at("layer1.down"), Placement::shard(0));
   bool found = false;
   for (const BlockClass& block : profile.profile.classes) {
-    if (block.name == graph.graph.node(blocks.blocks[2].forward[0]).name ||
-        block.parameters == 2.0 * 4096 * 16384 / 4) {
+    if (block.parameters == 2.0 * 4096 * 16384 / 4) {
       EXPECT_EQ(block.forward.collectives.size(), 1u);
       EXPECT_EQ(block.forward.collectives[0].kind, Collective::kAllReduce);
       found = true;
@@ -128,6 +128,37 @@ TEST(PlannerTest, SaysHowManyBytesAreMissingAndWhatWouldHelp) {
   ASSERT_FALSE(result.feasible);
   EXPECT_GT(result.missing_bytes, 0);
   EXPECT_FALSE(result.remedies.empty());
+}
+
+// More data ranks than samples: some idle.
+TEST(PlannerTest, RanksWithoutASampleAreAllowedWhereAskedFor) {
+  PlanRequest request = request_for(make_preset("cpu:3"), 2, 2, 64);
+  request.precision = "fp32";
+  request.pins.data = 3;
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  ASSERT_EQ(result.plan.shares.size(), 3u);
+  std::vector<int64_t> samples;
+  for (const DataShare& share : result.plan.shares) {
+    samples.push_back(share.num_samples);
+  }
+  std::sort(samples.begin(), samples.end());
+  EXPECT_EQ(samples, (std::vector<int64_t>{0, 1, 1}));
+}
+
+// Splitting so small a model does not pay, but what is pinned is done.
+TEST(PlannerTest, APinnedTensorDegreeIsKeptWhereItDoesNotPay) {
+  PlanRequest request = request_for(make_preset("cpu:2"), 4, 2, 64);
+  request.precision = "fp32";
+  request.pins.tensor = 2;
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_EQ(result.plan.tensor_parallel, 2);
+  EXPECT_FALSE(result.plan.placements.empty());
+  request.graph = [](int64_t micro_batch) {
+    return testing::layered_model(micro_batch, 1, 3, 5, 7, 9);
+  };
+  EXPECT_THROW(make_plan(request), Error);  // no dim is even
 }
 
 // A card at half speed gets about half the samples of a full one.

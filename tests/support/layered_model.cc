@@ -18,6 +18,12 @@ ValueId weight(Graph* graph, const std::string& name, Shape shape) {
 
 TrainingGraph layered_model(
     int64_t batch, int layers, int64_t seq, int64_t hidden, int64_t ffn, int64_t classes) {
+  return layered_model(
+      batch, seq, hidden, std::vector<int64_t>(static_cast<size_t>(layers), ffn), classes);
+}
+
+TrainingGraph layered_model(
+    int64_t batch, int64_t seq, int64_t hidden, const std::vector<int64_t>& ffn, int64_t classes) {
   Graph graph;
   GraphBuilder b(graph);
   ValueId x = graph.add_input("x", {DType::kFloat32, {batch, seq, hidden}}, 0);
@@ -26,10 +32,10 @@ TrainingGraph layered_model(
     b.set_source_index(source++);
     return b.op(type, inputs);
   };
-  for (int i = 0; i < layers; ++i) {
+  for (size_t i = 0; i < ffn.size(); ++i) {
     const std::string name = "layer" + std::to_string(i);
-    const ValueId up = weight(&graph, name + ".up", {hidden, ffn});
-    const ValueId down = weight(&graph, name + ".down", {ffn, hidden});
+    const ValueId up = weight(&graph, name + ".up", {hidden, ffn[i]});
+    const ValueId down = weight(&graph, name + ".down", {ffn[i], hidden});
     const ValueId y = op("MatMul", {op("Relu", {op("MatMul", {x, up})}), down});
     x = op("Add", {x, y});
   }

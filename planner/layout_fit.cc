@@ -1,0 +1,419 @@
+// Where a rank has one stage, cuts come from planner/stage_partition, exactly balanced within the
+// memory of each. Where it has several, balanced cuts are repaired until the fullest rank fits.
+// Both minimise the longest stage and not the step, which fills and drains the pipeline too: hence
+// the local search, in which only the replay decides. Shares are exact for given cuts: what a data
+// rank takes never falls with its micro-batches, so when the slowest rank can give one to no other,
+// no spread is faster.
+#include "planner/layout_fit.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "planner/shares.h"
+#include "planner/stage_partition.h"
+#include "planner/step_memory.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr double kFaster = 1 - 1e-12;
+
+// Repair is tried where a rank lacks at most this part of its memory.
+constexpr double kRepairable = 0.2;
+
+}  // namespace
+
+LayoutFit::LayoutFit(const StepRequest& request,
+                     int total,
+                     const std::vector<int>& counts,
+                     CutCache* balanced,
+                     Layout* layout)
+    : request_(request),
+      total_(total),
+      fixed_(!counts.empty()),
+      balanced_(balanced),
+      layout_(layout) {
+  if (fixed_) {
+    layout_->num_micro_batches = counts;
+  }
+  for (int data_rank = 0; data_rank < (request.uniform ? 1 : layout->data); ++data_rank) {
+    std::vector<int> types;
+    for (int stage = 0; stage < layout->pipeline; ++stage) {
+      types.push_back(slowest_type(stage, data_rank));
+    }
+    kinds_.push_back(std::move(types));
+  }
+}
+
+int LayoutFit::slowest_type(int stage, int data_rank) const {
+  const Topology& topology = *request_.topology;
+  int slowest = -1;
+  for (int i = 0; i < (request_.uniform ? 1 : layout_->tensor); ++i) {
+    const int rank = (stage * layout_->data + data_rank) * layout_->tensor + i;
+    const int type = topology.device(layout_->device(rank)).type;
+    const auto rate = [&](int t) {
+      return topology.types[static_cast<size_t>(t)].peak_flops(request_.precision);
+    };
+    slowest = slowest < 0 || rate(type) < rate(slowest) ? type : slowest;
+  }
+  return slowest;
+}
+
+const std::vector<double>& LayoutFit::block_seconds(int device_type) {
+  std::vector<double>& seconds = block_seconds_[device_type];
+  if (seconds.empty()) {
+    const std::vector<StageTimes> classes = class_seconds(request_, device_type);
+    for (const int block : request_.profile->blocks) {
+      const StageTimes& own = classes[static_cast<size_t>(block)];
+      seconds.push_back(own.forward + own.backward);
+    }
+  }
+  return seconds;
+}
+
+int64_t LayoutFit::shortage() const {
+  const StageMemories memories(request_);
+  int64_t most = std::numeric_limits<int64_t>::min();
+  for (int stage = 0; stage < layout_->pipeline; ++stage) {
+    const StageMemory memory = memories.of(stage);
+    most = std::max(most, memory.peak_bytes + memory.reserved_bytes - memory.capacity_bytes);
+  }
+  return most;
+}
+
+bool LayoutFit::start() {
+  layout_->first_block.assign(
+      static_cast<size_t>(layout_->pipeline) * static_cast<size_t>(layout_->virtual_stages), 0);
+  share();
+  const bool fits = cut();
+  share();
+  if (fits && shortage() <= 0) {
+    return true;
+  }
+  if (fixed_ || request_.uniform) {
+    return false;
+  }
+  // An even spread has the fewest micro-batches in flight.
+  layout_->num_micro_batches =
+      spread_micro_batches(total_, std::vector<double>(kinds_.size(), 1), {});
+  return cut() && shortage() <= 0;
+}
+
+// By pace: of the longest stage, once the stages are cut, else of perfect ones.
+void LayoutFit::share() {
+  if (fixed_) {
+    return;
+  }
+  if (request_.uniform) {
+    layout_->num_micro_batches = {(total_ + layout_->data - 1) / layout_->data};
+    return;
+  }
+  const std::vector<int>& first = layout_->first_block;
+  const bool cut = first.size() == 1 || first.back() > 0;
+  std::vector<double> pace;
+  for (const std::vector<int>& types : kinds_) {
+    std::vector<double> stages(types.size(), 0);
+    double speed = 0;
+    for (size_t s = 0; s < first.size(); ++s) {
+      const std::vector<double>& seconds = block_seconds(types[s % types.size()]);
+      const size_t end = s + 1 < first.size() ? static_cast<size_t>(first[s + 1]) : seconds.size();
+      for (auto b = static_cast<size_t>(first[s]); cut && b < end; ++b) {
+        stages[s % types.size()] += seconds[b];
+      }
+    }
+    for (const int type : types) {
+      double whole = 0;
+      for (const double own : block_seconds(type)) {
+        whole += own;
+      }
+      speed += 1 / whole;
+    }
+    pace.push_back(cut ? *std::max_element(stages.begin(), stages.end()) : 1 / speed);
+  }
+  layout_->num_micro_batches = spread_micro_batches(total_, pace, {});
+}
+
+bool LayoutFit::cut() {
+  Layout& layout = *layout_;
+  const auto stages = layout.first_block.size();
+  if (stages == 1) {
+    return true;
+  }
+  std::vector<std::vector<double>> seconds;
+  for (size_t s = 0; s < stages; ++s) {
+    // The slowest type among the stage's data ranks sets its pace.
+    const std::vector<double>* slowest = nullptr;
+    double most = -1;
+    for (size_t data_rank = 0; data_rank < kinds_.size(); ++data_rank) {
+      if (layout.micro_batches(static_cast<int>(data_rank)) == 0) {
+        continue;
+      }
+      const std::vector<double>& own =
+          block_seconds(kinds_[data_rank][s % static_cast<size_t>(layout.pipeline)]);
+      double sum = 0;
+      for (const double block : own) {
+        sum += block;
+      }
+      if (sum > most) {
+        most = sum;
+        slowest = &own;
+      }
+    }
+    seconds.push_back(*slowest);
+  }
+  if (layout.virtual_stages == 1) {
+    const StageMemories memories(request_);
+    const std::vector<int> cuts = balanced_cuts(seconds, [&](int stage, int first, int end) {
+      const auto s = static_cast<size_t>(stage);
+      layout.first_block[s] = first;
+      if (s + 1 < stages) {
+        layout.first_block[s + 1] = end;
+      }
+      return memories.of(stage).fits();
+    });
+    layout.first_block = cuts.empty() ? balanced_cuts(seconds) : cuts;
+    return !cuts.empty();
+  }
+  if (request_.uniform) {
+    std::vector<int>& cuts = (*balanced_)[{request_.profile, layout.recompute, stages}];
+    cuts = cuts.empty() ? balanced_cuts(seconds) : cuts;
+    layout.first_block = cuts;
+  } else {
+    layout.first_block = balanced_cuts(seconds);
+  }
+  return repair();
+}
+
+// Takes blocks from the fullest rank, one border at a time.
+bool LayoutFit::repair() {
+  Layout& layout = *layout_;
+  const StageMemories memories(request_);
+  const auto missing = [&](int stage) {
+    const StageMemory memory = memories.of(stage);
+    return memory.peak_bytes + memory.reserved_bytes - memory.capacity_bytes;
+  };
+  const auto fullest = [&] {
+    int worst = 0;
+    for (int stage = 1; stage < layout.pipeline; ++stage) {
+      worst = missing(stage) > missing(worst) ? stage : worst;
+    }
+    return worst;
+  };
+  const auto last = static_cast<int>(layout.first_block.size()) - 1;
+  for (int round = 0; round < 64; ++round) {
+    const int worst = fullest();
+    const int64_t most = missing(worst);
+    if (most <= 0) {
+      return true;
+    }
+    if (static_cast<double>(most) >
+        kRepairable * static_cast<double>(memories.of(worst).capacity_bytes)) {
+      return false;
+    }
+    std::vector<int> best;
+    int64_t least = most;
+    const std::vector<int> present = layout.first_block;
+    for (int s = worst; s <= last; s += layout.pipeline) {
+      for (const int border : {s, s + 1}) {
+        if (border < 1 || border > last) {
+          continue;
+        }
+        const auto at = static_cast<size_t>(border);
+        layout.first_block[at] += border == s ? 1 : -1;
+        const int end = border < last ? layout.first_block[at + 1] : request_.profile->num_blocks();
+        if (layout.first_block[at - 1] < layout.first_block[at] && layout.first_block[at] < end) {
+          const int64_t now = missing(fullest());
+          if (now < least) {
+            least = now;
+            best = layout.first_block;
+          }
+        }
+        layout.first_block = present;
+      }
+    }
+    if (best.empty()) {
+      return false;
+    }
+    layout.first_block = best;
+  }
+  return false;
+}
+
+double LayoutFit::seconds() {
+  ++num_replays_;
+  return predict_step(request_).seconds;
+}
+
+double LayoutFit::rank_seconds(int data_rank, int micro_batches) {
+  if (micro_batches == 0) {
+    return 0;
+  }
+  const auto key = std::make_pair(kinds_[static_cast<size_t>(data_rank)], micro_batches);
+  const auto found = known_.find(key);
+  if (found != known_.end()) {
+    return found->second;
+  }
+  int& count = layout_->num_micro_batches[static_cast<size_t>(data_rank)];
+  const int present = count;
+  count = micro_batches;
+  const double own = pipeline_seconds(request_, data_rank);
+  count = present;
+  ++num_replays_;
+  return known_.emplace(key, own).first->second;
+}
+
+bool LayoutFit::improve_shares() {
+  if (fixed_ || request_.uniform || layout_->data == 1) {
+    return false;
+  }
+  known_.clear();
+  bool changed = false;
+  std::vector<int>& counts = layout_->num_micro_batches;
+  while (true) {
+    const auto n = static_cast<int>(counts.size());
+    const auto count = [&](int r) { return counts[static_cast<size_t>(r)]; };
+    int slowest = 0, taker = -1;
+    for (int r = 1; r < n; ++r) {
+      if (rank_seconds(r, count(r)) > rank_seconds(slowest, count(slowest))) {
+        slowest = r;
+      }
+    }
+    for (int r = 0; r < n; ++r) {
+      if (r != slowest &&
+          (taker < 0 || rank_seconds(r, count(r) + 1) < rank_seconds(taker, count(taker) + 1))) {
+        taker = r;
+      }
+    }
+    if (rank_seconds(taker, count(taker) + 1) >= kFaster * rank_seconds(slowest, count(slowest))) {
+      return changed;
+    }
+    --counts[static_cast<size_t>(slowest)];
+    ++counts[static_cast<size_t>(taker)];
+    if (shortage() > 0) {
+      ++counts[static_cast<size_t>(slowest)];
+      --counts[static_cast<size_t>(taker)];
+      return changed;
+    }
+    changed = true;
+  }
+}
+
+bool LayoutFit::try_cuts(const std::vector<std::pair<int, int>>& moves, double* best) {
+  std::vector<int>& first = layout_->first_block;
+  const std::vector<int> present = first;
+  for (const auto& [border, step] : moves) {
+    first[static_cast<size_t>(border)] += step;
+  }
+  bool valid = true;
+  for (size_t s = 1; s < first.size(); ++s) {
+    valid = valid && first[s - 1] < first[s];
+  }
+  if (valid && first.back() < request_.profile->num_blocks() && shortage() <= 0) {
+    const double now = seconds();
+    if (now < kFaster * *best) {
+      *best = now;
+      return true;
+    }
+  }
+  first = present;
+  return false;
+}
+
+// Moves each border in turn to where between its neighbours the step is shortest.
+bool LayoutFit::slide_borders(int budget, double* best) {
+  bool gained = false;
+  const auto stages = static_cast<int>(layout_->first_block.size());
+  for (int border = 1; border < stages; ++border) {
+    const std::vector<int>& first = layout_->first_block;
+    const auto at = static_cast<size_t>(border);
+    const int low = first[at - 1] + 1;
+    const int high = border + 1 < stages ? first[at + 1] : request_.profile->num_blocks();
+    for (int place = low; place < high && num_replays_ < budget; ++place) {
+      if (place != first[at]) {
+        gained = try_cuts({{border, place - first[at]}}, best) || gained;
+      }
+    }
+  }
+  return gained;
+}
+
+// Adds to `moves` all ways to move `more` borders by one block each, and tries them.
+bool LayoutFit::move_borders(int more,
+                             int budget,
+                             std::vector<std::pair<int, int>>* moves,
+                             double* best) {
+  if (more == 0) {
+    return try_cuts(*moves, best);
+  }
+  bool gained = false;
+  const auto stages = static_cast<int>(layout_->first_block.size());
+  for (int border = moves->empty() ? 1 : moves->back().first + 1; border < stages; ++border) {
+    for (const int step : {-1, 1}) {
+      if (num_replays_ >= budget) {
+        return gained;
+      }
+      moves->emplace_back(border, step);
+      gained = move_borders(more - 1, budget, moves, best) || gained;
+      moves->pop_back();
+    }
+  }
+  return gained;
+}
+
+// From the present cuts: single borders to any place, then pairs and triples of them by one block.
+bool LayoutFit::descend(int budget, double* best) {
+  constexpr int kMostTogether = 3;
+  bool changed = false;
+  for (int together = 1; together <= kMostTogether && num_replays_ < budget;) {
+    std::vector<std::pair<int, int>> moves;
+    if (together == 1 ? slide_borders(budget, best)
+                      : move_borders(together, budget, &moves, best)) {
+      changed = true;
+      together = 1;
+    } else {
+      ++together;
+    }
+  }
+  return changed;
+}
+
+// From the present cuts, then from those that give all they can to the last stage, and to the
+// first.
+bool LayoutFit::improve_cuts(int budget) {
+  std::vector<int>& first = layout_->first_block;
+  if (first.size() == 1) {
+    return false;
+  }
+  double best = seconds();
+  bool changed = descend(budget, &best);
+  const int spare = request_.profile->num_blocks() - static_cast<int>(first.size());
+  for (const int shift : {0, spare}) {
+    const std::vector<int> present = first;
+    for (size_t s = 1; s < first.size(); ++s) {
+      first[s] = static_cast<int>(s) + shift;
+    }
+    double other = num_replays_ < budget && shortage() <= 0 ? seconds() : 1e300;
+    if (other < 1e300) {
+      descend(budget, &other);
+    }
+    if (other < kFaster * best) {
+      best = other;
+      changed = true;
+    } else {
+      first = present;
+    }
+  }
+  return changed;
+}
+
+int LayoutFit::improve(int budget) {
+  num_replays_ = 0;
+  for (bool again = true; again && num_replays_ < budget;) {
+    again = improve_shares();
+    again = improve_cuts(budget) || again;
+  }
+  return num_replays_;
+}
+
+}  // namespace trainrt

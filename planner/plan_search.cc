@@ -1,0 +1,574 @@
+// The sorted list of bounds makes the search exact but for cuts and shares: what is left out has a
+// bound above a step that was replayed. Cuts and shares are exact in memory and in the longest
+// stage (planner/layout_fit), and locally best under the replay.
+#include "planner/plan_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <sstream>
+
+#include "graph/base/error.h"
+#include "parallel/micro_batches.h"
+#include "planner/layout_fit.h"
+#include "planner/step_memory.h"
+
+namespace trainrt {
+
+namespace {
+
+constexpr size_t kMostAlternatives = 8;
+// Points beyond the decision that are fitted to have something to say of their kind.
+constexpr int kMostFitsForAlternatives = 64;
+constexpr int kMostVirtualStages = 6;
+// Other cuts than the balanced ones gain little: a point whose bound at those exceeds the best step
+// by this part is not replayed, one whose step does by kPromising is not improved.
+constexpr double kHopeless = 1.15;
+constexpr double kPromising = 1.3;
+constexpr int64_t kImproveReplays = 400;    // of one point
+constexpr int64_t kImproveCells = 2000000;  // of the search
+
+}  // namespace
+
+PlanSearch::PlanSearch(const PlanRequest& request, ModelSizes* models)
+    : request_(request), models_(models), uniform_(request.topology.is_uniform()) {}
+
+PlanResult PlanSearch::run() {
+  check_pins(request_);
+  if (!request_.pins.micro_batch.has_value() &&
+      std::min(request_.global_batch, request_.largest_micro_batch) >= 2) {
+    models_->prepare();
+  }
+  const int num_blocks =
+      static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.size());
+  degrees_ = candidate_degrees(request_, num_blocks);
+  TRAINRT_REQUIRE(!degrees_.empty(),
+                  kInvalidArgument,
+                  "no data, tensor and pipeline degrees agree with the pins: ",
+                  request_.topology.num_devices(),
+                  " devices, batch ",
+                  request_.global_batch,
+                  ", and a model of ",
+                  num_blocks,
+                  " blocks that pipeline stages can be cut at");
+  for (size_t i = 0; i < degrees_.size(); ++i) {
+    add_degrees(static_cast<int>(i));
+  }
+  TRAINRT_REQUIRE(!shapes_.empty(),
+                  kInvalidArgument,
+                  "no plan agrees with the pins: the model has ",
+                  num_blocks,
+                  " blocks that pipeline stages can be cut at, and ",
+                  request_.pins.tensor.value_or(1) > 1
+                      ? concat("no tensor that ", *request_.pins.tensor, " ranks could share")
+                      : concat("the batch ", request_.global_batch, " samples"));
+  std::stable_sort(shapes_.begin(), shapes_.end(), [](const Shape& a, const Shape& b) {
+    return a.bound < b.bound;
+  });
+  explore();
+  decide();
+  return std::move(result_);
+}
+
+const ModelBlocks& PlanSearch::model_at(int64_t micro_batch) const {
+  return models_->at(micro_batch, request_.pins.micro_batch.has_value());
+}
+
+const ModelProfile& PlanSearch::profile(int index) const {
+  return profiles_[static_cast<size_t>(index)]->profile;
+}
+
+// -1 when nothing can be split over the tensor group.
+int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel) {
+  const auto key = std::make_tuple(micro_batch, d.tensor, sequence_parallel);
+  const auto found = profile_index_.find(key);
+  if (found != profile_index_.end()) {
+    return found->second;
+  }
+  const CostModel cost(request_.topology.type_of(0), request_.precision);
+  std::vector<int> group;
+  for (int i = 0; i < d.tensor; ++i) {
+    group.push_back(i);
+  }
+  const GroupLinks links = group_links(request_.topology, group, 1);
+  const bool half = request_.precision == "bf16" || request_.precision == "fp16";
+  GraphProfileRequest wanted;
+  wanted.model = &model_at(micro_batch);
+  wanted.cost = &cost;
+  wanted.tensor_group = &links;
+  wanted.tensor_parallel = d.tensor;
+  wanted.sequence_parallel = sequence_parallel;
+  wanted.float_bytes = half ? 2 : 4;
+  auto made = std::make_unique<GraphProfile>(graph_profile(wanted));
+  if (d.tensor > 1 && made->placements.empty() && request_.pins.tensor.has_value()) {
+    wanted.split_at_any_price = true;  // what is pinned is done, though it does not pay
+    made = std::make_unique<GraphProfile>(graph_profile(wanted));
+  }
+  if (request_.tokens_per_sample > 0) {
+    made->profile.tokens_per_sample = request_.tokens_per_sample;
+  }
+  engine_ = own_engine(request_.precision, made->optimizer_bytes);
+  int& index = profile_index_[key];
+  index = -1;
+  if (d.tensor == 1 || !made->placements.empty()) {
+    index = static_cast<int>(profiles_.size());
+    profiles_.push_back(std::move(made));
+  }
+  return index;
+}
+
+void PlanSearch::add_degrees(int degrees) {
+  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
+  orders_.push_back(candidate_device_orders(request_.topology, d));
+  const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
+  for (const bool sp : {false, true}) {
+    if ((sp && d.tensor == 1) ||
+        (d.tensor > 1 && request_.pins.sequence_parallel.value_or(sp) != sp)) {
+      continue;
+    }
+    for (const int64_t b : candidate_micro_batches(request_, samples)) {
+      const int index = profile_of(b, d, sp);
+      for (size_t order = 0; index >= 0 && order < orders_.back().size(); ++order) {
+        add_shapes(degrees, static_cast<int>(order), index);
+      }
+    }
+  }
+}
+
+void PlanSearch::add_shapes(int degrees, int order, int profile_index) {
+  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
+  Shape shape;
+  shape.degrees = degrees;
+  shape.order = order;
+  shape.profile = profile_index;
+  Candidate candidate;
+  candidate.profile = profile_index;
+  candidate.layout = layout_of(shape);
+  Layout& layout = candidate.layout;
+  const StepRequest request = step_request(candidate);
+  const int total = num_micro_batches(layout.micro_batch);
+  const std::vector<int> counts = fixed_counts(layout);
+  const double price = hourly_price(layout);
+  for (const RecomputeMode recompute : recomputes()) {
+    for (const auto& [v, kind] : schedules(d, profile(profile_index).num_blocks())) {
+      if (kind == ScheduleKind::k2BW && total / d.data < d.pipeline) {
+        continue;
+      }
+      for (const int zero : zero_stages(d)) {
+        layout.recompute = shape.recompute = recompute;
+        layout.virtual_stages = shape.virtual_stages = v;
+        layout.schedule = shape.schedule = kind;
+        layout.zero_stage = shape.zero_stage = zero;
+        shape.bound_seconds = bounds_.least_seconds(request, total, counts);
+        switch (request_.objective) {
+          case Objective::kThroughput:
+            shape.bound = shape.bound_seconds;
+            break;
+          case Objective::kMemory:
+            break;
+          case Objective::kDevices:
+            shape.bound = layout.world_size() + 1e-9 * shape.bound_seconds;
+            break;
+          case Objective::kCost:
+            shape.bound = price * shape.bound_seconds / 3600;
+            break;
+        }
+        shapes_.push_back(shape);
+      }
+    }
+  }
+}
+
+std::vector<std::pair<int, ScheduleKind>> PlanSearch::schedules(const Degrees& d,
+                                                                int blocks) const {
+  const PlanPins& pins = request_.pins;
+  std::vector<std::pair<int, ScheduleKind>> found;
+  const auto offer = [&](int v, ScheduleKind kind) {
+    if (pins.virtual_stages.value_or(v) == v && pins.schedule.value_or(kind) == kind &&
+        d.pipeline * v <= blocks) {
+      found.emplace_back(v, kind);
+    }
+  };
+  offer(1, ScheduleKind::k1F1B);
+  const bool pinned = pins.schedule.has_value();
+  if (d.pipeline > 1 || pinned) {
+    offer(1, ScheduleKind::kZeroBubbleH1);
+    offer(1, ScheduleKind::kGPipe);
+  }
+  if (pinned) {
+    offer(1, ScheduleKind::k2BW);
+    offer(1, ScheduleKind::kInterleaved);
+  }
+  const int most = std::max(kMostVirtualStages, pins.virtual_stages.value_or(1));
+  for (int v = 2; (d.pipeline > 1 || pins.virtual_stages.has_value()) && v <= most; ++v) {
+    offer(v, ScheduleKind::kInterleaved);
+  }
+  return found;
+}
+
+std::vector<RecomputeMode> PlanSearch::recomputes() const {
+  if (request_.pins.recompute.has_value()) {
+    return {*request_.pins.recompute};
+  }
+  return {RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull};
+}
+
+// Stage 3 gathers weights for every micro-batch of every stage: offered without a pipeline.
+std::vector<int> PlanSearch::zero_stages(const Degrees& d) const {
+  if (request_.pins.zero_stage.has_value()) {
+    return {*request_.pins.zero_stage};
+  }
+  return d.data == 1       ? std::vector<int>{0}
+         : d.pipeline == 1 ? std::vector<int>{0, 1, 2, 3}
+                           : std::vector<int>{0, 1, 2};
+}
+
+Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
+  const Degrees& d = degrees_[static_cast<size_t>(shape.degrees)];
+  const ModelProfile& model = profile(shape.profile);
+  Layout layout;
+  layout.data = d.data;
+  layout.tensor = d.tensor;
+  layout.pipeline = d.pipeline;
+  layout.virtual_stages = shape.virtual_stages;
+  layout.schedule = shape.schedule;
+  layout.zero_stage = shape.zero_stage;
+  layout.recompute = shape.recompute;
+  layout.sequence_parallel = model.sequence_parallel;
+  layout.offload_optimizer = request_.pins.offload_optimizer;
+  layout.micro_batch = model.micro_batch;
+  if (place) {
+    layout.devices = orders_[static_cast<size_t>(shape.degrees)][static_cast<size_t>(shape.order)];
+    layout.device_order = shape.order;
+  }
+  const int64_t rest = request_.global_batch % layout.micro_batch;
+  layout.last_micro_batch =
+      d.data == 1 && num_micro_batches(layout.micro_batch) == 1 && rest != 0
+          ? static_cast<double>(rest) / static_cast<double>(layout.micro_batch)
+          : 1;
+  return layout;
+}
+
+StepRequest PlanSearch::step_request(const Candidate& candidate) const {
+  StepRequest step;
+  step.profile = &profile(candidate.profile);
+  step.topology = &request_.topology;
+  step.engine = &engine_;
+  step.precision = request_.precision;
+  step.layout = &candidate.layout;
+  step.uniform = uniform_;
+  step.cache = &cache_;
+  return step;
+}
+
+int PlanSearch::num_micro_batches(int64_t micro_batch) const {
+  return static_cast<int>((request_.global_batch + micro_batch - 1) / micro_batch);
+}
+
+// Micro-batches of each data rank where the shares are pinned; else empty.
+std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
+  std::vector<int> counts;
+  if (!request_.pins.shares.empty()) {
+    for (const DataShare& share : make_shares(
+             request_.global_batch, layout.data, layout.micro_batch, request_.pins.shares)) {
+      counts.push_back(static_cast<int>(share.num_micro_batches));
+    }
+  }
+  return counts;
+}
+
+void PlanSearch::write_shares(Candidate* candidate) const {
+  const Layout& layout = candidate->layout;
+  std::vector<double> weights = request_.pins.shares;
+  if (weights.empty() && layout.num_micro_batches.size() > 1) {
+    weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
+  }
+  candidate->shares = make_shares(request_.global_batch, layout.data, layout.micro_batch, weights);
+}
+
+bool PlanSearch::fit(const Shape& shape, Candidate* candidate) {
+  candidate->profile = shape.profile;
+  candidate->layout = layout_of(shape);
+  candidate->least_seconds = shape.bound_seconds;
+  const StepRequest request = step_request(*candidate);
+  LayoutFit fit(request,
+                num_micro_batches(candidate->layout.micro_batch),
+                fixed_counts(candidate->layout),
+                &balanced_,
+                &candidate->layout);
+  const bool fits = fit.start();
+  candidate->prediction.stages = predict_memory(request);
+  return fits;
+}
+
+// No cut of the shape fits, by the sums alone.
+bool PlanSearch::proven_too_large(const Shape& shape) const {
+  Candidate candidate;
+  candidate.profile = shape.profile;
+  candidate.layout = layout_of(shape, /*place=*/!uniform_);
+  const Layout& layout = candidate.layout;
+  const StepRequest request = step_request(candidate);
+  const int total = num_micro_batches(layout.micro_batch);
+  return StageMemories(request).proven_too_large((total + layout.data - 1) / layout.data);
+}
+
+// The candidate that is least short of memory explains an infeasible request.
+void PlanSearch::keep_nearest(const Candidate& candidate) {
+  int64_t missing = 0;
+  int rank = 0;
+  for (const StageMemory& stage : candidate.prediction.stages) {
+    const int64_t own = stage.peak_bytes + stage.reserved_bytes - stage.capacity_bytes;
+    if (own > missing) {
+      missing = own;
+      rank = stage.stage * candidate.layout.data * candidate.layout.tensor;
+    }
+  }
+  if (result_.missing_bytes == 0 || missing < result_.missing_bytes) {
+    result_.missing_bytes = missing;
+    result_.missing_rank = rank;
+    nearest_ = candidate;
+  }
+  const Group group = {candidate.layout.tensor, candidate.layout.pipeline};
+  const auto known = shortage_.find(group);
+  if (known == shortage_.end() || missing < known->second) {
+    shortage_[group] = missing;
+    Candidate& rejected = too_large_[group];
+    rejected = candidate;
+    rejected.rejected_because = concat("does not fit: ", missing, " bytes short on rank ", rank);
+  }
+}
+
+double PlanSearch::hourly_price(const Layout& layout) const {
+  double hourly = 0;
+  for (int rank = 0; request_.objective == Objective::kCost && rank < layout.world_size(); ++rank) {
+    const auto found = request_.price.find(request_.topology.type_of(layout.device(rank)).name);
+    hourly += found == request_.price.end() ? 1 : found->second;
+  }
+  return hourly;
+}
+
+// Of the objective, for a step of `seconds`.
+double PlanSearch::value_of(const Candidate& candidate, double seconds) const {
+  switch (request_.objective) {
+    case Objective::kThroughput:
+      return seconds;
+    case Objective::kMemory:
+      return static_cast<double>(candidate.prediction.peak_bytes());
+    case Objective::kDevices:
+      return candidate.layout.world_size() + 1e-9 * seconds;
+    case Objective::kCost:
+      return hourly_price(candidate.layout) * seconds / 3600;
+  }
+  return seconds;
+}
+
+void PlanSearch::explore() {
+  double least = 1e300;  // bound of what may be a plan
+  size_t next = 0;
+  for (; next < shapes_.size() && shapes_[next].bound < best_; ++next) {
+    const Shape& shape = shapes_[next];
+    if (proven_too_large(shape)) {
+      too_large_shapes_.push_back(next);
+      continue;
+    }
+    Candidate candidate;
+    if (fit(shape, &candidate)) {
+      least = std::min(least, shape.bound_seconds);
+      take(std::move(candidate));
+      continue;
+    }
+    keep_nearest(candidate);
+    // Where a rank has one stage the fit is exact: no cut fits.
+    if (shape.virtual_stages > 1 || !(uniform_ || !request_.pins.shares.empty())) {
+      least = std::min(least, shape.bound_seconds);
+    }
+  }
+  for (; next < shapes_.size(); ++next) {
+    least = std::min(least, shapes_[next].bound_seconds);
+  }
+  improve();
+  result_.lower_bound = std::min(least, best_seconds_);
+  result_.candidates = static_cast<int64_t>(shapes_.size());
+  result_.pruned = result_.candidates - num_replayed_;
+}
+
+// Replays a fitted candidate, unless it cannot win.
+void PlanSearch::take(Candidate candidate) {
+  StepRequest request = step_request(candidate);
+  request.bound_only = true;
+  candidate.prediction = predict_step(request);
+  request.bound_only = false;
+  Candidate& best_of_group = best_of_group_[{candidate.layout.tensor, candidate.layout.pipeline}];
+  const bool is_new = best_of_group.layout.first_block.empty();
+  if (value_of(candidate, candidate.prediction.lower_bound) >= kHopeless * best_) {
+    if (is_new) {
+      best_of_group = std::move(candidate);
+    }
+    return;
+  }
+  ++num_replayed_;
+  candidate.prediction = predict_step(request);
+  if (is_new || best_of_group.prediction.bound_only ||
+      candidate.prediction.seconds < best_of_group.prediction.seconds) {
+    best_of_group = candidate;
+  }
+  const double value = value_of(candidate, candidate.prediction.seconds);
+  if (value < best_) {
+    best_ = value;
+    best_seconds_ = candidate.prediction.seconds;
+    chosen_ = candidate;
+  }
+  if (value < kPromising * best_) {
+    replayed_.push_back(std::move(candidate));
+  }
+}
+
+// The local search on the replayed candidates, best first, while they may still win.
+void PlanSearch::improve() {
+  std::stable_sort(
+      replayed_.begin(), replayed_.end(), [this](const Candidate& a, const Candidate& b) {
+        return value_of(a, a.prediction.seconds) < value_of(b, b.prediction.seconds);
+      });
+  int64_t cells = 0;
+  for (Candidate& candidate : replayed_) {
+    if (cells > kImproveCells) {
+      break;
+    }
+    if (value_of(candidate, candidate.least_seconds) >= best_) {
+      continue;
+    }
+    const Layout& layout = candidate.layout;
+    const StepRequest request = step_request(candidate);
+    const int64_t per_replay =
+        int64_t{2} * layout.pipeline * layout.virtual_stages *
+        *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
+    const auto budget = std::clamp<int64_t>(kImproveCells / 4 / per_replay, 1, kImproveReplays);
+    LayoutFit fit(request,
+                  num_micro_batches(layout.micro_batch),
+                  fixed_counts(layout),
+                  &balanced_,
+                  &candidate.layout);
+    cells += fit.improve(static_cast<int>(budget)) * per_replay;
+    candidate.prediction = predict_step(request);
+    const double value = value_of(candidate, candidate.prediction.seconds);
+    if (value < best_) {
+      best_ = value;
+      best_seconds_ = candidate.prediction.seconds;
+      chosen_ = candidate;
+    }
+  }
+}
+
+void PlanSearch::decide() {
+  result_.engine = engine_;
+  result_.feasible = best_ < 1e300;
+  explain_too_large();
+  result_.chosen = result_.feasible ? chosen_ : nearest_;
+  write_shares(&result_.chosen);
+  StepRequest again = step_request(result_.chosen);
+  again.keep_timeline = result_.feasible;
+  result_.chosen.prediction = predict_step(again);
+  result_.plan =
+      plan_of(request_, result_.chosen, *profiles_[static_cast<size_t>(result_.chosen.profile)]);
+  list_alternatives();
+  for (std::unique_ptr<GraphProfile>& made : profiles_) {
+    result_.profiles.push_back(std::move(*made));
+  }
+}
+
+// What is too large by sums has no cuts yet, from which to tell what is missing where. With a plan
+// at hand the slowest few of each kind, which save the most memory, are enough to tell.
+void PlanSearch::explain_too_large() {
+  constexpr int kOfEachKind = 8;
+  std::map<Group, int> told;
+  for (size_t i = too_large_shapes_.size(); i-- > 0;) {
+    const Shape& shape = shapes_[too_large_shapes_[i]];
+    const Degrees& d = degrees_[static_cast<size_t>(shape.degrees)];
+    const Group group = {d.tensor, d.pipeline};
+    if (result_.feasible && (best_of_group_.count(group) != 0 || ++told[group] > kOfEachKind)) {
+      continue;
+    }
+    Candidate candidate;
+    fit(shape, &candidate);
+    keep_nearest(candidate);
+  }
+}
+
+// One alternative per (tensor, pipeline), the best of each, with why it lost; then those for which
+// no plan fits.
+void PlanSearch::list_alternatives() {
+  const auto group_of = [](const Layout& layout) { return Group(layout.tensor, layout.pipeline); };
+  int fits = 0;
+  for (const Shape& shape : shapes_) {
+    const Degrees& d = degrees_[static_cast<size_t>(shape.degrees)];
+    const Group group = {d.tensor, d.pipeline};
+    Candidate candidate;
+    if (!result_.feasible || best_of_group_.count(group) != 0 ||
+        best_of_group_.size() > kMostAlternatives || fits >= kMostFitsForAlternatives ||
+        proven_too_large(shape)) {
+      continue;
+    }
+    ++fits;
+    if (fit(shape, &candidate)) {
+      candidate.prediction.bound_only = true;
+      best_of_group_[group] = std::move(candidate);
+    } else {
+      keep_nearest(candidate);
+    }
+  }
+  const Group chosen = group_of(result_.chosen.layout);
+  std::vector<Candidate> others;
+  for (auto& [group, other] : best_of_group_) {
+    if (group != chosen) {
+      if (other.prediction.bound_only) {
+        other.prediction = predict_step(step_request(other));
+      }
+      others.push_back(std::move(other));
+    }
+  }
+  std::stable_sort(others.begin(), others.end(), [](const Candidate& a, const Candidate& b) {
+    return a.prediction.seconds < b.prediction.seconds;
+  });
+  for (Candidate& other : others) {
+    if (result_.alternatives.size() < kMostAlternatives) {
+      other.rejected_because = why_slower(other.prediction, result_.chosen.prediction);
+      write_shares(&other);
+      result_.alternatives.push_back(std::move(other));
+    }
+  }
+  for (auto& [group, other] : too_large_) {
+    if (group != chosen && best_of_group_.count(group) == 0 &&
+        result_.alternatives.size() < 2 * kMostAlternatives) {
+      other.prediction = predict_step(step_request(other));
+      write_shares(&other);
+      result_.alternatives.push_back(std::move(other));
+    }
+  }
+}
+
+std::string why_slower(const StepPrediction& other, const StepPrediction& chosen) {
+  const StepBreakdown &a = chosen.breakdown, &b = other.breakdown;
+  const std::pair<const char*, double> parts[] = {
+      {"compute", b.compute - a.compute},
+      {"tensor-parallel communication", b.tensor_communication - a.tensor_communication},
+      {"stage transfers", b.transfer - a.transfer},
+      {"pipeline bubble", b.bubble - a.bubble},
+      {"exposed gradient reduction", b.gradients - a.gradients},
+      {"weight gathers", b.gather - a.gather},
+      {"optimizer", b.optimizer - a.optimizer}};
+  const auto worst =
+      std::max_element(std::begin(parts), std::end(parts), [](const auto& x, const auto& y) {
+        return x.second < y.second;
+      });
+  const double slower = other.seconds / chosen.seconds - 1;
+  if (slower <= 0) {
+    return "no better by the objective asked for";
+  }
+  std::ostringstream text;
+  text.precision(3);
+  text << "slower by " << 100 * slower << " %: " << worst->first << " takes " << 1e3 * worst->second
+       << " ms more";
+  return text.str();
+}
+
+}  // namespace trainrt

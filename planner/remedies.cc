@@ -1,0 +1,81 @@
+#include "planner/remedies.h"
+
+#include <algorithm>
+
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+std::vector<std::string> find_remedies(
+    const PlanRequest& request, const std::function<PlanResult(const PlanRequest&)>& search) {
+  std::vector<std::string> remedies;
+  const auto fits = [&](const PlanRequest& changed) {
+    try {
+      return search(changed).feasible;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  PlanRequest changed = request;
+  if (request.global_batch > 1) {
+    changed.global_batch = std::max<int64_t>(1, request.global_batch / 2);
+    changed.pins.shares.clear();
+    if (fits(changed)) {
+      remedies.push_back(concat("--batch-size ", changed.global_batch));
+    }
+  }
+  changed = request;
+  if (request.pins.micro_batch.value_or(1) > 1) {
+    changed.pins.micro_batch = 1;
+    if (fits(changed)) {
+      remedies.push_back("--micro-batch-size 1");
+    }
+  }
+  changed = request;
+  if (request.pins.recompute.has_value() && *request.pins.recompute != RecomputeMode::kFull) {
+    changed.pins.recompute = RecomputeMode::kFull;
+    if (fits(changed)) {
+      remedies.push_back("--recompute full");
+    }
+  }
+  changed = request;
+  if (request.pins.zero_stage.value_or(3) < 3) {
+    changed.pins.zero_stage = 3;
+    if (fits(changed)) {
+      remedies.push_back("--zero 3");
+    }
+  }
+  changed = request;
+  if (!request.pins.offload_optimizer) {
+    changed.pins.offload_optimizer = true;
+    if (fits(changed)) {
+      remedies.push_back("--offload optimizer");
+    }
+  }
+  // More hosts of the last kind.
+  changed = request;
+  changed.pins.data.reset();
+  changed.pins.tensor.reset();
+  changed.pins.pipeline.reset();
+  for (int factor = 2; factor <= 16; factor *= 2) {
+    Topology larger = request.topology;
+    const size_t hosts = request.topology.hosts.size();
+    for (size_t i = hosts; i < hosts * static_cast<size_t>(factor); ++i) {
+      const Host& host = request.topology.hosts[i % hosts];
+      std::vector<int> types;
+      for (const int device : host.devices) {
+        types.push_back(request.topology.device(device).type);
+      }
+      larger.add_host(types, host.intra, host.inter, host.num_nics);
+    }
+    changed.topology = larger;
+    if (fits(changed)) {
+      remedies.push_back(
+          concat(larger.num_devices(), " devices instead of ", request.topology.num_devices()));
+      break;
+    }
+  }
+  return remedies;
+}
+
+}  // namespace trainrt
