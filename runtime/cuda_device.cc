@@ -397,11 +397,15 @@ std::unique_ptr<RecordedWork> CudaDevice::record(const std::function<void()>& as
   TRAINRT_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   try {
     ask();
+    TRAINRT_CUDA_CHECK(cudaStreamEndCapture(stream, graph.put()));
+  } catch (Error& error) {
+    static_cast<void>(cudaStreamEndCapture(stream, graph.put()));
+    error.add_context("recording kernels as a CUDA graph; --cuda-graphs off runs them one by one");
+    throw;
   } catch (...) {
     static_cast<void>(cudaStreamEndCapture(stream, graph.put()));
     throw;
   }
-  TRAINRT_CUDA_CHECK(cudaStreamEndCapture(stream, graph.put()));
   auto recorded = std::make_unique<RecordedGraph>();
   TRAINRT_CUDA_CHECK(cudaGraphInstantiate(recorded->graph.put(), graph.get(), 0));
   return recorded;

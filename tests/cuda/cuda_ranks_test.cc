@@ -197,15 +197,26 @@ TEST_F(CudaRanksRun, AFailureOnOneGpuEndsAllWithoutALeak) {
 
 class LongCudaRanksTest : public CudaRanksRun {};
 
-TEST_F(LongCudaRanksTest, EveryCallsFailureEndsAllWithoutALeak) {
+TEST_F(LongCudaRanksTest, EveryCallsFailureInAPipelineEndsAllWithoutALeak) {
   const std::string path = model("mlp", {"--hidden", "8"});
-  for (const Words& pins : {Words{"--pp", "2"}, {"--dp", "2", "--zero", "2"}, {"--tp", "2"}}) {
+  const Words devices = gpus(2, {"--pp", "2"});
+  expect_clean_failures([&] { train(path, devices, kShortStep); }, 1, 1);
+}
+
+TEST_F(LongCudaRanksTest, EveryCallsFailureBetweenShardsEndsAllWithoutALeak) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  for (const Words& pins : {Words{"--dp", "2", "--zero", "2"}, {"--tp", "2"}}) {
     SCOPED_TRACE(pins[0]);
     const Words devices = gpus(2, pins);
     expect_clean_failures([&] { train(path, devices, kShortStep); }, 1, 1);
   }
+}
+
+TEST_F(LongCudaRanksTest, FailuresOnOneOfFourGpusEndAllWithoutALeak) {
+  const std::string path = model("gpt2", kFourLayers);
   const Words devices = gpus(4, {"--pp", "2", "--dp", "2"});
-  expect_clean_failures([&] { train(path, devices, kShortStep); }, 1, 3);
+  const Words steps = {"--steps", "1", "--batch-size", "4", "--micro-batch-size", "1"};
+  expect_clean_failures([&] { train(path, devices, steps); }, 1, 101);
 }
 
 // Its skip connections pass stages by.
