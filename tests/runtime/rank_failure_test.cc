@@ -280,10 +280,13 @@ TEST_P(RankFailureAtTest, ADeadRankIsNamedLongBeforeTheDeadline) {
   }
 }
 
-TEST_P(RankFailureAtTest, AStoppedRankIsNamedAtTheDeadline) {
+// The deadline is long enough for slow machines to get there.
+using RankStopAtTest = RankFailureAtTest;
+
+TEST_P(RankStopAtTest, AStoppedRankIsNamedAtTheDeadline) {
   const int victim = 2;
   RankProcesses ranks;
-  ranks.start_world(kWorld, words("1"), {{victim, GetParam().activity}});
+  ranks.start_world(kWorld, words("5"), {{victim, GetParam().activity}});
   ASSERT_TRUE(ranks.wait_until_stopped(victim, kPatient));
   expect_named(ranks.wait(kPatient, victim), victim);
 }
@@ -302,6 +305,16 @@ TEST_P(RankFailureBeforeTest, ADeadRankIsNamedByOneThatBeginsTheSame) {
   ranks.send_signal(late, SIGCONT);
   expect_named(ranks.wait(kPatient, victim), victim);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Start,
+    RankStopAtTest,
+    ::testing::Values(Moment{"Joining", "waiting for all ranks to come"},
+                      Moment{"Comparing", "in comparison of what each rank was started with"},
+                      Moment{"Connecting", "connecting to all ranks"},
+                      Moment{"SharingMemory", "in all_reduce #1 of ranks"},
+                      Moment{"Training", "computing, after recv"}),
+    [](const auto& row) { return std::string(row.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Start,
                          RankFailureBeforeTest,
@@ -500,9 +513,14 @@ TEST_F(TwoHostsTest, ACutCableEndsBothSides) {
 class LongRankFailureTest : public RankFailureTest {};
 
 TEST_F(LongRankFailureTest, AnyRankAtAnyMoment) {
-  std::mt19937 random(20240601);
+  const auto number = [](const char* name, unsigned fallback) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? fallback : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
+  };
+  std::mt19937 random(number("TRAINRT_FAULT_SEED", 20240601));
+  const unsigned cases = number("TRAINRT_FAULT_CASES", 200);
   std::vector<double> after_kill, after_stop;  // seconds until the slowest survivor had ended
-  for (int i = 0; i < 200; ++i) {
+  for (unsigned i = 0; i < cases; ++i) {
     Fault fault;
     fault.victim = static_cast<int>(random() % 4);
     fault.signal = random() % 2 == 0 ? SIGKILL : SIGSTOP;
