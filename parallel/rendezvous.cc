@@ -96,7 +96,10 @@ struct Rendezvous::Impl {
   std::function<void()> callback;
   std::atomic<bool> stopping = false;
 
+  Impl() = default;
   ~Impl() { ::close(wake); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   void begin(const std::string& doing, int waits_for);
   std::optional<std::string> try_to_join(SteadyClock::time_point end);
   std::string lost_rank_zero(const std::string& why) const {
@@ -350,6 +353,7 @@ void Rendezvous::agree(const Facts& facts) {
   };
   const Facts first = Json::parse(all[0]).get<Facts>();
   std::vector<Facts> others;
+  others.reserve(all.size());
   for (const std::string& blob : all) {
     others.push_back(Json::parse(blob).get<Facts>());
   }
@@ -399,12 +403,12 @@ Failure Rendezvous::blame(int peer, const std::string& complaint) {
   if (const std::optional<Failure> known = wait_for_failure(kNoticeTimeout)) {
     return *known;
   }
-  const Failure own = {0,
-                       ErrorCode::kCommunication,
-                       concat(complaint,
-                              ": rank 0 (at ",
-                              impl_->where,
-                              ") gives no sign of life, it is stopped or hangs")};
+  Failure own = {0,
+                 ErrorCode::kCommunication,
+                 concat(complaint,
+                        ": rank 0 (at ",
+                        impl_->where,
+                        ") gives no sign of life, it is stopped or hangs")};
   publish(own);
   return own;
 }
