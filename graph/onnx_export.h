@@ -16,6 +16,7 @@ struct ExportOptions {
   bool write_weights = true;
   int opset = 17;                      // that the graph's operators belong to
   std::string batch_symbol = "batch";  // written for the batch axis of inputs and outputs
+  std::string sequence_symbol;         // and for their axis 1; empty: its size is
 };
 
 // Writes a Graph whose nodes are plain ONNX operators (models/ build such graphs) to

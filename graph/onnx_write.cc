@@ -54,7 +54,7 @@ void set_attribute(onnx::AttributeProto& proto,
 void write_value_info(onnx::ValueInfoProto& info,
                       const Value& value,
                       int batch_axis,
-                      const std::string& batch_symbol) {
+                      const ExportOptions& options) {
   info.set_name(value.name);
   onnx::TypeProto::Tensor* tensor = info.mutable_type()->mutable_tensor_type();
   tensor->set_elem_type(dtype_to_onnx(value.type.dtype));
@@ -62,7 +62,9 @@ void write_value_info(onnx::ValueInfoProto& info,
   for (size_t axis = 0; axis < value.type.shape.size(); ++axis) {
     onnx::TensorShapeProto::Dimension* dim = shape->add_dim();
     if (static_cast<int>(axis) == batch_axis) {
-      dim->set_dim_param(batch_symbol);
+      dim->set_dim_param(options.batch_symbol);
+    } else if (axis == 1 && !options.sequence_symbol.empty()) {
+      dim->set_dim_param(options.sequence_symbol);
     } else {
       dim->set_dim_value(value.type.shape[axis]);
     }
@@ -154,7 +156,7 @@ void write_onnx(const Graph& graph, const std::string& path, const ExportOptions
     if (is_weight(value)) {
       write_initializer(*proto.add_initializer(), value, weights.get());
     } else if (value.kind == ValueKind::kInput) {
-      write_value_info(*proto.add_input(), value, value.batch_axis, options.batch_symbol);
+      write_value_info(*proto.add_input(), value, value.batch_axis, options);
     }
   }
   for (const Node& node : graph.nodes()) {
@@ -162,8 +164,7 @@ void write_onnx(const Graph& graph, const std::string& path, const ExportOptions
   }
   for (const ValueId id : graph.outputs()) {
     const Value& value = graph.value(id);
-    write_value_info(
-        *proto.add_output(), value, output_batch_axis(graph, value), options.batch_symbol);
+    write_value_info(*proto.add_output(), value, output_batch_axis(graph, value), options);
   }
   if (weights != nullptr) {
     weights->commit();

@@ -26,13 +26,14 @@ ValueId self_attention(OnnxBuilder& b,
 
 Graph build(const ModelSpec& spec, int64_t batch) {
   require_multiple(spec.hidden, "hidden", spec.heads, "heads");
-  OnnxBuilder b(spec.seed);
+  OnnxBuilder b(spec.seed, spec.symbolic_seq);
   const ValueId ids = b.input("input_ids", DType::kInt64, {batch, spec.seq});
   ValueId table = kNoValue;
   ValueId x = b.embedding(ids, spec.vocab, spec.hidden, "wte", 0.02, &table);
-  x = b.add(x, b.normal("wpe.weight", {spec.seq, spec.hidden}, 0.02));
+  const ValueId places = b.normal("wpe.weight", {spec.seq, spec.hidden}, 0.02);
+  x = b.add(x, spec.symbolic_seq ? b.gather(places, b.positions(ids)) : places);
   x = b.dropout(x, spec.dropout);
-  const ValueId mask = b.causal_mask(spec.seq);
+  const ValueId mask = b.causal_mask(ids);
   // Projections that end on the residual stream start smaller by sqrt(2 * layers).
   const double residual_stddev = 0.02 / std::sqrt(2.0 * static_cast<double>(spec.layers));
   for (int64_t i = 0; i < spec.layers; ++i) {

@@ -62,7 +62,7 @@ Graph build(const ModelSpec& spec, int64_t batch) {
   const ValueId ids = b.input("input_ids", DType::kInt64, {batch, spec.seq});
   ValueId x = b.embedding(ids, spec.vocab, spec.hidden, "embed_tokens", 0.02);
   const RotaryTables tables = rotary_tables(b, spec.seq, d);
-  const ValueId mask = b.causal_mask(spec.seq);
+  const ValueId mask = b.causal_mask(ids);
   for (int64_t i = 0; i < spec.layers; ++i) {
     const std::string name = "layers." + std::to_string(i);
     ValueId y = b.rms_norm(x, name + ".input_layernorm", kNormEps);

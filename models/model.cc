@@ -112,6 +112,10 @@ Graph build_model(const ModelSpec& spec, int64_t batch) {
                              full.channels}) {
     TRAINRT_REQUIRE(size >= 0, kInvalidArgument, "model sizes must be positive, got ", size);
   }
+  TRAINRT_REQUIRE(!full.symbolic_seq || full.family == "gpt2",
+                  kInvalidArgument,
+                  "only gpt2 is written with a symbolic sequence dim, not ",
+                  full.family);
   return it->second.build(full, batch);
 }
 

@@ -24,10 +24,11 @@ struct ModelSpec {
   int64_t vocab = 0;
   int64_t seq = 0;
   int64_t classes = 0;
-  int64_t image = 0;     // side of a square image
-  int64_t channels = 0;  // of the image
-  double dropout = -1;   // < 0: the family's default
-  uint64_t seed = 0;     // of the initial weights
+  int64_t image = 0;          // side of a square image
+  int64_t channels = 0;       // of the image
+  double dropout = -1;        // < 0: the family's default
+  bool symbolic_seq = false;  // samples of any length up to seq; gpt2 only
+  uint64_t seed = 0;          // of the initial weights
 };
 
 // The opset that builders write.

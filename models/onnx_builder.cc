@@ -121,6 +121,10 @@ ValueId OnnxBuilder::reshape(ValueId x, Shape target) {
   TRAINRT_CHECK(num_elements(target) == num_elements(shape(x)));
   Shape written = target;
   written[0] = 0;
+  if (symbolic_seq_) {
+    TRAINRT_CHECK(target.at(1) == shape(x).at(1));
+    written[1] = 0;
+  }
   const Tensor dims = Tensor::from(written, {static_cast<int64_t>(written.size())});
   return op("Reshape", {x, constant(dims)}, std::move(target));
 }
@@ -273,9 +277,26 @@ ValueId OnnxBuilder::attention(
   return matmul(dropout(softmax(scores), dropout_ratio), v);
 }
 
-ValueId OnnxBuilder::causal_mask(int64_t seq) {
+ValueId OnnxBuilder::positions(ValueId ids) {
+  const ValueId dims = node("Shape", {ids}, {{DType::kInt64, {2}}}).at(0);
+  const ValueId axis = constant(Tensor::scalar(int64_t{1}));
+  const ValueId length = node("Gather", {dims, axis}, {{DType::kInt64, {}}}).at(0);
+  const ValueId zero = constant(Tensor::scalar(int64_t{0}));
+  const ValueId one = constant(Tensor::scalar(int64_t{1}));
+  return node("Range", {zero, length, one}, {{DType::kInt64, {shape(ids).at(1)}}}).at(0);
+}
+
+ValueId OnnxBuilder::causal_mask(ValueId ids) {
   // Computed in the graph (and folded at import), so the file holds no seq x seq table.
-  const ValueId dims = constant(Tensor::from(std::vector<int64_t>{seq, seq}, {2}));
+  const int64_t seq = shape(ids).at(1);
+  ValueId dims = kNoValue;
+  if (symbolic_seq_) {
+    const ValueId sizes = node("Shape", {ids}, {{DType::kInt64, {2}}}).at(0);
+    const ValueId axes = constant(Tensor::from(std::vector<int64_t>{1, 1}, {2}));
+    dims = node("Gather", {sizes, axes}, {{DType::kInt64, {2}}}).at(0);
+  } else {
+    dims = constant(Tensor::from(std::vector<int64_t>{seq, seq}, {2}));
+  }
   const float minus_inf = -std::numeric_limits<float>::infinity();
   const ValueId full = node("ConstantOfShape",
                             {dims},

@@ -12,7 +12,9 @@ namespace trainrt {
 
 class OnnxBuilder {
  public:
-  explicit OnnxBuilder(uint64_t seed) : seed_(seed) {}
+  // `symbolic_seq`: axis 1 of the inputs may have any size; nothing in the graph says which.
+  explicit OnnxBuilder(uint64_t seed, bool symbolic_seq = false)
+      : seed_(seed), symbolic_seq_(symbolic_seq) {}
 
   Graph& graph() { return graph_; }
   const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
@@ -49,7 +51,8 @@ class OnnxBuilder {
   ValueId relu(ValueId x) { return unary("Relu", x); }
   ValueId add(ValueId a, ValueId b) { return binary("Add", a, b); }
   ValueId mul(ValueId a, ValueId b) { return binary("Mul", a, b); }
-  ValueId reshape(ValueId x, Shape shape);  // dim 0 stays the batch: written as 0
+  // Dim 0 stays the batch, and dim 1 a symbolic sequence: written as 0.
+  ValueId reshape(ValueId x, Shape shape);
   ValueId transpose(ValueId x, std::vector<int64_t> perm);
   ValueId concat(const std::vector<ValueId>& xs, int axis);
   ValueId slice(ValueId x, int axis, int64_t start, int64_t end);
@@ -79,7 +82,8 @@ class OnnxBuilder {
   ValueId merge_heads(ValueId x);
   // softmax(q k^T * scale + mask) v over [batch, heads, seq, d]; mask may be kNoValue.
   ValueId attention(ValueId q, ValueId k, ValueId v, double scale, ValueId mask, double dropout);
-  ValueId causal_mask(int64_t seq);  // [seq, seq]: 0 on and below the diagonal, -inf above
+  ValueId positions(ValueId ids);    // of ids [batch, seq]: 0, 1 ... seq - 1
+  ValueId causal_mask(ValueId ids);  // [seq, seq]: 0 on and below the diagonal, -inf above
 
   struct ConvOptions {
     int64_t kernel = 3;
@@ -102,6 +106,7 @@ class OnnxBuilder {
 
   Graph graph_;
   uint64_t seed_;
+  bool symbolic_seq_ = false;
 };
 
 // Checks `value > 0` and `value % divisor == 0` with the names of both sizes.

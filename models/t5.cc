@@ -94,7 +94,7 @@ Graph build(const ModelSpec& spec, int64_t batch) {
   const ValueId memory = b.rms_norm(x, "encoder.final_layer_norm", kNormEps);
   ValueId y = b.gather(table, decoder_ids);
   const ValueId decoder_bias =
-      b.add(position_bias(b, spec, false, "decoder"), b.causal_mask(spec.seq));
+      b.add(position_bias(b, spec, false, "decoder"), b.causal_mask(decoder_ids));
   for (int64_t i = 0; i < spec.layers; ++i) {
     const std::string name = "decoder.block." + std::to_string(i);
     y = attention(b, y, kNoValue, decoder_bias, spec, name + ".self_attention");

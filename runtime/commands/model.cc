@@ -43,6 +43,7 @@ ModelSpec spec_from(const Options& options) {
   if (options.is_given("dropout")) {
     spec.dropout = options.dropout;
   }
+  spec.symbolic_seq = options.symbolic_seq;
   spec.seed = static_cast<uint64_t>(options.seed);
   return spec;
 }
@@ -57,6 +58,7 @@ int write_model(const Options& options) {
   // A model beyond that size is there to be planned and inspected: its weights are not written.
   how.external_weights = bytes >= kMaxInlineBytes;
   how.write_weights = !how.external_weights;
+  how.sequence_symbol = options.symbolic_seq ? "sequence" : "";
   write_onnx(graph, options.output_file, how);
   std::fprintf(stderr,
                "wrote %s: %s, %.1f million parameters%s\n",
