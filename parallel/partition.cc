@@ -25,8 +25,8 @@ namespace trainrt {
 
 // What a micro-batch is compiled for.
 struct Partitioner::VariantKey {
-  int64_t size = 0;    // samples of this rank
-  int64_t synced = 0;  // of all data ranks, where BatchNorm is synchronised; else 0
+  MicroBatchShape shape;  // of this rank
+  int64_t synced = 0;     // of all data ranks, where BatchNorm is synchronised; else 0
   auto operator<=>(const VariantKey&) const = default;
 };
 
@@ -40,7 +40,7 @@ struct Partitioner::Lowered {
 };
 
 struct Partitioner::Cache {
-  std::map<int64_t, TrainingGraph> whole;  // by micro-batch size; recomputation is in it
+  std::map<MicroBatchShape, TrainingGraph> whole;  // recomputation is in it
   std::map<std::tuple<VariantKey, int, int>, Lowered> lowered;
   // Where persistent tensors lie under the largest micro-batch: they lie there under all.
   std::map<std::string, Placement> placements;
@@ -215,6 +215,15 @@ std::vector<std::string> data_collectives(const ProgramVariant& variant) {
   return names;
 }
 
+// What runs once per step is a matter of the first variant.
+void once_in_first_variant(Program& program) {
+  for (size_t v = 1; v < program.variants.size(); ++v) {
+    std::erase_if(program.variants[v].phases, [](const Phase& phase) {
+      return phase.kind == PhaseKind::kReduce || phase.kind == PhaseKind::kUpdate;
+    });
+  }
+}
+
 bool communicates_in_micro_batch(const Graph& graph) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
     return node.region != Region::kUpdate && is_communication(node.op_type) &&
@@ -224,8 +233,12 @@ bool communicates_in_micro_batch(const Graph& graph) {
 
 }  // namespace
 
-Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
-    : factory_(std::move(factory)), plan_(std::move(plan)), cache_(std::make_unique<Cache>()) {
+Partitioner::Partitioner(const TrainingGraphFactory& factory, Plan plan)
+    : factory_([factory](const MicroBatchShape& shape, bool accumulate) {
+        return factory(shape.num_samples, accumulate);
+      }),
+      plan_(std::move(plan)),
+      cache_(std::make_unique<Cache>()) {
   check_plan(plan_);
   accumulates_ = plan_.exact_reduction;
   for (int d = 0; d < plan_.data_parallel; ++d) {
@@ -237,30 +250,53 @@ Partitioner::Partitioner(TrainingGraphFactory factory, Plan plan)
         (plan_.tensor_parallel > 1 && cuts_.back()[0].num_samples != cuts_[0][0].num_samples);
     rounds_ = std::max(rounds_, cuts_.back().size());
     for (const MicroBatchCut& cut : cuts_.back()) {
-      largest_ = std::max(largest_, cut.num_samples);
+      largest_.num_samples = std::max(largest_.num_samples, cut.num_samples);
     }
   }
+}
+
+Partitioner::Partitioner(ShapedGraphFactory factory, Plan plan, std::vector<MicroBatchShape> shapes)
+    : factory_(std::move(factory)),
+      plan_(std::move(plan)),
+      shapes_(std::move(shapes)),
+      cache_(std::make_unique<Cache>()) {
+  check_plan(plan_);
+  TRAINRT_CHECK(!shapes_.empty());
+  const auto refuse = [](bool refused, const std::string& what) {
+    TRAINRT_REQUIRE(!refused,
+                    kUnsupported,
+                    what,
+                    " has to know a step's micro-batches beforehand, which --max-tokens chooses "
+                    "step by step");
+  };
+  refuse(plan_.exact_reduction, "--reduction exact");
+  refuse(plan_.sync_batch_norm && plan_.data_parallel > 1, "--batch-norm sync");
+  refuse(plan_.schedule == ScheduleKind::k2BW, "--schedule 2bw");
+  refuse(plan_.schedule == ScheduleKind::kGPipe && plan_.pipeline_parallel > 1,
+         "the memory of --schedule gpipe");
+  largest_ = shapes_[0];
+  accumulates_ = true;
 }
 
 Partitioner::~Partitioner() = default;
 
-const TrainingGraph& Partitioner::whole(int64_t micro_batch_size) {
-  auto found = cache_->whole.find(micro_batch_size);
+const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
+  auto found = cache_->whole.find(shape);
   if (found == cache_->whole.end()) {
-    TrainingGraph graph = factory_(micro_batch_size, accumulates_);
+    TrainingGraph graph = factory_(shape, accumulates_);
     if (plan_.schedule == ScheduleKind::k2BW) {
       graph = delay_weights(std::move(graph));
     }
-    found = cache_->whole.emplace(micro_batch_size, apply_recompute(graph, plan_)).first;
+    found = cache_->whole.emplace(shape, apply_recompute(graph, plan_)).first;
   }
   return found->second;
 }
 
-// One tensor rank's graph of a micro-batch of `size` samples.
-TrainingGraph Partitioner::on_tensor_rank(int64_t size,
+// One tensor rank's graph of a micro-batch.
+TrainingGraph Partitioner::on_tensor_rank(const MicroBatchShape& shape,
                                           int tensor_rank,
                                           std::map<std::string, TensorPiece>* pieces) {
-  const TrainingGraph& graph = whole(size);
+  const TrainingGraph& graph = whole(shape);
   if (plan_.tensor_parallel == 1) {
     return graph;
   }
@@ -285,11 +321,12 @@ const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const Ra
   if (!is_new) {
     return result;
   }
-  TrainingGraph graph = on_tensor_rank(key.size, at.tensor_rank, &result.pieces);
+  TrainingGraph graph = on_tensor_rank(key.shape, at.tensor_rank, &result.pieces);
   if (plan_.data_parallel > 1) {
     graph = lower_to_rank(graph, data_axis(plan_, graph.graph, data_rank), &result.pieces);
-    graph = plan_.sync_batch_norm ? sync_batch_norm(std::move(graph), key.size, key.synced)
-                                  : fold_running_averages(std::move(graph), cuts_, data_rank);
+    graph = plan_.sync_batch_norm
+                ? sync_batch_norm(std::move(graph), key.shape.num_samples, key.synced)
+                : fold_running_averages(std::move(graph), cuts_, data_rank);
   }
   if (plan_.exact_reduction) {
     graph = exact_reduction(std::move(graph), cuts_, num_shards(plan_), data_rank);
@@ -319,7 +356,7 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
   RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
   fuse_epilogues(rank_graph, backend);
   ProgramVariant variant;
-  variant.micro_batch_size = key.size;
+  variant.micro_batch_size = key.shape.num_samples;
   variant.graph = std::move(rank_graph.local.graph);
   variant.loss_sum = rank_graph.local.loss_sum;
   variant.item_count = rank_graph.local.item_count;
@@ -336,7 +373,7 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
   return variant;
 }
 
-Program Partitioner::program(int rank, const DeviceSpec& device) {
+Program Partitioner::empty_program(int rank, const DeviceSpec& device) const {
   Program program;
   program.rank = rank;
   program.world_size = plan_.world_size();
@@ -349,6 +386,14 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
                   "rank ",
                   rank,
                   ": optimizer state is offloaded from CPU devices only; use --zero to shard it");
+  return program;
+}
+
+Program Partitioner::program(int rank, const DeviceSpec& device) {
+  if (!shapes_.empty()) {
+    return shaped_program(rank, device);
+  }
+  Program program = empty_program(rank, device);
   const RankCoordinates& at = program.coordinates;
   const std::vector<MicroBatchCut>& cuts = cuts_[static_cast<size_t>(at.data_rank)];
   // A rank without samples is compiled for any size: what it runs does not depend on it.
@@ -358,43 +403,39 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   // Cutting over tensor ranks may order the update otherwise at another micro-batch size, but all
   // data ranks have to sum gradients in one order: that of the largest.
   const bool own_update = plan_.tensor_parallel == 1 || plan_.data_parallel == 1 || cuts.empty() ||
-                          cuts[0].num_samples == largest_;
+                          cuts[0].num_samples == largest_.num_samples;
   if (!own_update) {
     program.variants.push_back(update_variant(variant(any, at, device.backend, &program.pieces)));
     connect_host(program.variants.back());
   }
   std::map<VariantKey, int> variants;
   for (size_t i = 0; i < cuts.size(); ++i) {
-    const VariantKey key{cuts[i].num_samples, synced_samples(i)};
+    const VariantKey key{{cuts[i].num_samples, 0}, synced_samples(i)};
     const auto [known, is_new] =
         variants.try_emplace(key, static_cast<int>(program.variants.size()));
     if (is_new) {
       program.variants.push_back(variant(key, at, device.backend, &program.pieces));
-      TRAINRT_REQUIRE(!lockstep || key.size == largest_ ||
+      TRAINRT_REQUIRE(!lockstep || key.shape == largest_ ||
                           data_collectives(program.variants.back()) ==
                               data_collectives(variant(any, at, device.backend, &program.pieces)),
                       kInfeasiblePlan,
                       "micro-batches of ",
-                      largest_,
+                      largest_.num_samples,
                       " and of ",
-                      key.size,
+                      key.shape.num_samples,
                       " samples communicate in different orders, so data ranks that have one and "
                       "the other cannot do so within a micro-batch, which --zero ",
                       plan_.zero_stage,
                       " asks for; use a micro-batch size that divides the batch, or --zero 1");
     }
     program.micro_batches.push_back(
-        {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard});
+        {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard, 0});
   }
   // The phases of a full micro-batch, which a rank without samples has none of.
   const ProgramVariant full = cuts.empty() || !own_update
                                   ? variant(any, at, device.backend, &program.pieces)
                                   : program.variants[0];
-  for (size_t v = 1; v < program.variants.size(); ++v) {
-    std::erase_if(program.variants[v].phases, [](const Phase& phase) {
-      return phase.kind == PhaseKind::kReduce || phase.kind == PhaseKind::kUpdate;
-    });
-  }
+  once_in_first_variant(program);
   if (cuts.empty()) {
     program.variants.push_back(idle_variant(full, lockstep));
     connect_host(program.variants.back());
@@ -409,10 +450,71 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
       connect_host(program.variants.back());
     }
     const int64_t end = cuts.empty() ? 0 : cuts.back().first_sample + cuts.back().num_samples;
-    program.micro_batches.push_back({known->second, end, 0, 0});
+    program.micro_batches.push_back({known->second, end, 0, 0, 0});
   }
   program.cells = rank_cells(plan_, at.stage, program.micro_batches, full.phases);
   return program;
+}
+
+// All data ranks have the same variants, whatever they run of them in a step.
+Program Partitioner::shaped_program(int rank, const DeviceSpec& device) {
+  Program program = empty_program(rank, device);
+  const RankCoordinates& at = program.coordinates;
+  const VariantKey any{largest_, 0};
+  TRAINRT_REQUIRE(plan_.data_parallel == 1 || !has_op(whole(largest_).graph, "RunningAverage"),
+                  kUnsupported,
+                  "the running averages of BatchNorm over several data ranks need to know a step's "
+                  "micro-batches beforehand, which --max-tokens chooses step by step");
+  const bool lockstep = plan_.data_parallel > 1 && lowered(any, at).lockstep;
+  for (const MicroBatchShape& shape : shapes_) {
+    program.variants.push_back(variant({shape, 0}, at, device.backend, &program.pieces));
+    TRAINRT_REQUIRE(!lockstep || data_collectives(program.variants.back()) ==
+                                     data_collectives(program.variants[0]),
+                    kInfeasiblePlan,
+                    "micro-batches of ",
+                    shape.num_samples,
+                    " x ",
+                    shape.length,
+                    " tokens are cut differently over the ranks than others, which --zero ",
+                    plan_.zero_stage,
+                    " with --max-tokens cannot have; use --zero 1");
+  }
+  once_in_first_variant(program);
+  const auto add = [&](ProgramVariant variant) {
+    connect_host(variant);
+    program.variants.push_back(std::move(variant));
+    return static_cast<int>(program.variants.size()) - 1;
+  };
+  if (lockstep) {
+    program.silent_variant = add(silent_variant(program.variants[0]));
+  }
+  if (plan_.data_parallel > 1) {
+    program.idle_variant = add(idle_variant(program.variants[0], lockstep));
+  }
+  // A step whose samples all are the longest, one by one, has the most micro-batches.
+  program.micro_batches.assign(static_cast<size_t>(plan_.global_batch),
+                               {0, 0, largest_.num_samples, 0, largest_.length});
+  program.cells = rank_cells(plan_, at.stage, program.micro_batches, program.variants[0].phases);
+  return program;
+}
+
+StepWork step_work(const Plan& plan,
+                   const Program& program,
+                   std::vector<MicroBatch> micro_batches,
+                   size_t rounds) {
+  StepWork work;
+  work.once_variant = micro_batches.empty() ? program.idle_variant : 0;
+  TRAINRT_CHECK(work.once_variant >= 0);
+  if (program.silent_variant >= 0 && micro_batches.size() < rounds) {
+    micro_batches.resize(rounds, {program.silent_variant, 0, 0, 0, 0});
+  }
+  work.micro_batches = std::move(micro_batches);
+  work.cells =
+      rank_cells(plan, program.coordinates.stage, work.micro_batches, program.variants[0].phases);
+  for (const int stage : program.local_stages()) {
+    TRAINRT_CHECK(max_in_flight(work.cells, stage) <= program.num_stash_slots(stage));
+  }
+  return work;
 }
 
 std::vector<Program> partition(const TrainingGraphFactory& factory,

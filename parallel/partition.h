@@ -18,12 +18,19 @@ namespace trainrt {
 // (TrainingSpec::accumulate). Names must not depend on either argument. Called once per
 // combination.
 using TrainingGraphFactory = std::function<TrainingGraph(int64_t micro_batch, bool accumulate)>;
+// The same for samples of several lengths.
+using ShapedGraphFactory =
+    std::function<TrainingGraph(const MicroBatchShape& shape, bool accumulate)>;
 
 // Keeps what the ranks have in common, so that many ranks cost little more than their classes.
 class Partitioner {
  public:
   // Throws kInvalidArgument for a plan that contradicts itself.
-  Partitioner(TrainingGraphFactory factory, Plan plan);
+  Partitioner(const TrainingGraphFactory& factory, Plan plan);
+  // For steps that differ in their micro-batches: programs have a variant for each of `shapes`, the
+  // largest first, and step_work() says what a rank does in one step. Throws kUnsupported for plans
+  // that need to know a step's micro-batches beforehand.
+  Partitioner(ShapedGraphFactory factory, Plan plan, std::vector<MicroBatchShape> shapes);
   ~Partitioner();
 
   Program program(int rank, const DeviceSpec& device);
@@ -35,8 +42,10 @@ class Partitioner {
   struct Cache;
   struct VariantKey;
   struct Lowered;
-  const TrainingGraph& whole(int64_t micro_batch_size);
-  TrainingGraph on_tensor_rank(int64_t size,
+  Program empty_program(int rank, const DeviceSpec& device) const;
+  Program shaped_program(int rank, const DeviceSpec& device);
+  const TrainingGraph& whole(const MicroBatchShape& shape);
+  TrainingGraph on_tensor_rank(const MicroBatchShape& shape,
                                int tensor_rank,
                                std::map<std::string, TensorPiece>* pieces);
   const Lowered& lowered(const VariantKey& key, const RankCoordinates& at);
@@ -46,15 +55,23 @@ class Partitioner {
                          Backend backend,
                          std::map<std::string, TensorPiece>* pieces);
 
-  TrainingGraphFactory factory_;
+  ShapedGraphFactory factory_;
   Plan plan_;
+  std::vector<MicroBatchShape> shapes_;           // empty: the plan's shares say them
   std::vector<std::vector<MicroBatchCut>> cuts_;  // by data rank
   size_t rounds_ = 0;                             // most micro-batches of a data rank
-  int64_t largest_ = 0;                           // samples of the largest micro-batch
+  MicroBatchShape largest_;                       // of all micro-batches
   bool accumulates_ = false;
   bool has_state_ = false;  // running averages, which data ranks gather from each other
   std::unique_ptr<Cache> cache_;
 };
+
+// What a rank with these micro-batches does in a step, by a program made for shapes. `rounds`: the
+// most micro-batches that a data rank has in the step.
+StepWork step_work(const Plan& plan,
+                   const Program& program,
+                   std::vector<MicroBatch> micro_batches,
+                   size_t rounds);
 
 // Programs of all ranks. `devices` has one entry per rank.
 std::vector<Program> partition(const TrainingGraphFactory& factory,

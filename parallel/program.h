@@ -7,6 +7,7 @@
 // micro-batch) cells. Persistent values have the same names in every variant and share one address.
 #pragma once
 
+#include <compare>
 #include <map>
 #include <string>
 #include <vector>
@@ -41,13 +42,28 @@ struct ProgramVariant {
   const Phase* find_phase(PhaseKind kind, int virtual_stage) const;
 };
 
+// What a micro-batch is compiled for.
+struct MicroBatchShape {
+  int64_t num_samples = 0;
+  int64_t length = 0;  // tokens of each sample; 0: as many as the model's inputs are bound to
+  auto operator<=>(const MicroBatchShape&) const = default;
+};
+
 // One micro-batch of the rank: which variant runs it and which samples of the step it holds. One
 // without samples takes part in the collectives of the other data ranks' (parallel/silent_variant).
 struct MicroBatch {
   int variant = 0;
   int64_t first_sample = 0;  // index within the step's global batch
   int64_t num_samples = 0;
-  int64_t shard = 0;  // logical shard of the step, which loss and items are counted by
+  int64_t shard = 0;   // logical shard of the step, which loss and items are counted by
+  int64_t length = 0;  // MicroBatchShape::length
+};
+
+// What a rank does in one step, where that differs from step to step.
+struct StepWork {
+  std::vector<MicroBatch> micro_batches;
+  std::vector<Cell> cells;
+  int once_variant = 0;  // runs the phases that run once per step
 };
 
 // The runtime feeds it like those of graph.h: the micro-batch's number on its rank, an int64
@@ -70,6 +86,10 @@ struct Program {
   // Persistent tensors of which this rank holds a piece only, by name.
   std::map<std::string, TensorPiece> pieces;
   std::vector<Cell> cells;  // this rank's row: C, G, F, B, W, R, U in order
+  // Of programs made for shapes, whose micro_batches and cells stand for the largest step: variants
+  // of micro-batches without samples, and of a step without any. -1: none.
+  int silent_variant = -1;
+  int idle_variant = -1;
 
   // Virtual stages of this rank, ascending; the index into it is the `local stage` of MemoryPlan.
   std::vector<int> local_stages() const;

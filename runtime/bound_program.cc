@@ -226,14 +226,15 @@ class Binder {
 
 }  // namespace
 
-std::vector<BoundPhase*> BoundProgram::phases_of(const Cell& cell) {
-  const size_t variant =
-      cell.micro_batch < 0
-          ? 0
-          : static_cast<size_t>(
-                program->micro_batches[static_cast<size_t>(cell.micro_batch)].variant);
+std::vector<BoundPhase*> BoundProgram::phases_of(const Cell& cell, const StepWork* work) {
+  const std::vector<MicroBatch>& micro_batches =
+      work != nullptr ? work->micro_batches : program->micro_batches;
+  int variant = work != nullptr ? work->once_variant : 0;
+  if (cell.micro_batch >= 0) {
+    variant = micro_batches.at(static_cast<size_t>(cell.micro_batch)).variant;
+  }
   std::vector<BoundPhase*> phases;
-  for (BoundPhase& phase : variants[variant].phases) {
+  for (BoundPhase& phase : variants[static_cast<size_t>(variant)].phases) {
     if (phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage) {
       phases.push_back(&phase);
     }

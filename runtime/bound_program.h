@@ -73,8 +73,8 @@ struct BoundProgram {
   std::vector<BoundVariant> variants;
   std::map<std::string, BoundTensor> persistent;  // of all variants, by persistent_key()
 
-  // What a cell runs.
-  std::vector<BoundPhase*> phases_of(const Cell& cell);
+  // What a cell runs; of the program's own micro-batches, or of a step's work.
+  std::vector<BoundPhase*> phases_of(const Cell& cell, const StepWork* work = nullptr);
 };
 
 // Makes all kernels. `arena` and `host_arena` are the addresses of offset 0. Throws kUnsupported

@@ -26,11 +26,11 @@ std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
                                         const std::vector<DeviceOptions>& devices,
                                         const std::vector<int64_t>& sizes,
                                         std::optional<int> only_rank) {
+  const ShapedGraphFactory factory = [&job](const MicroBatchShape& shape, bool accumulate) {
+    return job.build(shape, accumulate);
+  };
   std::vector<CompiledRank> ranks(devices.size());
-  for (const int64_t size : sizes) {
-    Partitioner partitioner(
-        [&job](int64_t micro_batch, bool accumulate) { return job.build(micro_batch, accumulate); },
-        resize_plan(plan, size));
+  const auto compile = [&](Partitioner& partitioner, const std::vector<int64_t>& for_sizes) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (only_rank && *only_rank != static_cast<int>(rank)) {
         continue;
@@ -38,10 +38,26 @@ std::vector<CompiledRank> compile_ranks(const TrainingJob& job,
       const DeviceSpec spec = device_spec(devices[rank]);
       auto program =
           std::make_shared<const Program>(partitioner.program(static_cast<int>(rank), spec));
-      ranks[rank].program_of_size[size] = static_cast<int>(ranks[rank].programs.size());
+      for (const int64_t size : for_sizes) {
+        ranks[rank].program_of_size[size] = static_cast<int>(ranks[rank].programs.size());
+      }
       ranks[rank].memories.push_back(plan_memory(*program));
       ranks[rank].programs.push_back(std::move(program));
     }
+  };
+  if (job.token_batches) {
+    // One program for steps of every size: they differ in their micro-batches anyway.
+    Partitioner partitioner(factory, plan, job.token_batches->shapes());
+    compile(partitioner, sizes);
+    return ranks;
+  }
+  for (const int64_t size : sizes) {
+    Partitioner partitioner(
+        [&](int64_t micro_batch, bool accumulate) {
+          return factory({micro_batch, 0}, accumulate);
+        },
+        resize_plan(plan, size));
+    compile(partitioner, {size});
   }
   return ranks;
 }

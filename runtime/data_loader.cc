@@ -51,21 +51,96 @@ void convert_elements(
   });
 }
 
-// Writes sample `s` of `batch` into a tensor whose batch axis is not the first: [outer, batch,
-// inner].
+// Writes sample `s` of `batch` into a tensor [outer, batch, inner]; the sample is [outer, inner].
 void place_sample(const InputBinding& binding,
+                  const Shape& sample_shape,
                   const std::byte* sample,
                   int64_t s,
                   int64_t batch,
                   std::byte* tensor) {
-  const int ndim = static_cast<int>(binding.sample_shape.size());
-  const int64_t outer = dims_product(binding.sample_shape, 0, binding.batch_axis);
+  const int ndim = static_cast<int>(sample_shape.size());
+  const int64_t outer = dims_product(sample_shape, 0, binding.batch_axis);
   const int64_t inner =
-      dims_product(binding.sample_shape, binding.batch_axis, ndim) * dtype_bytes(binding.dtype);
+      dims_product(sample_shape, binding.batch_axis, ndim) * dtype_bytes(binding.dtype);
   for (int64_t o = 0; o < outer; ++o) {
     std::memcpy(tensor + (o * batch + s) * inner, sample + o * inner, static_cast<size_t>(inner));
   }
 }
+
+// A sample's shape at `length` tokens; 0: as it is.
+Shape cut_shape(const InputBinding& binding, int64_t length) {
+  Shape shape = binding.sample_shape;
+  if (length > 0 && binding.token_axis >= 0) {
+    shape[static_cast<size_t>(binding.token_axis)] = length;
+  }
+  return shape;
+}
+
+// Samples as an input wants them: converted, cut to a length, and with labels only for tokens that
+// are there. Buffers are used again.
+class SampleReader {
+ public:
+  SampleReader(const Dataset& dataset, const LoaderOptions& options)
+      : dataset_(dataset), options_(options) {}
+
+  // Valid until the next call.
+  const std::byte* read(const InputBinding& binding, int64_t sample, int64_t length) {
+    const DataArray& array = dataset_.arrays()[static_cast<size_t>(binding.array)];
+    const int64_t elements = num_elements(binding.sample_shape);
+    raw_.resize(static_cast<size_t>(elements * dtype_bytes(array.dtype)));
+    whole_.resize(static_cast<size_t>(elements * dtype_bytes(binding.dtype)));
+    dataset_.read(binding.array, sample, raw_.data());
+    convert_elements(array.dtype, raw_.data(), binding.dtype, whole_.data(), elements);
+    if (binding.token_axis < 0) {
+      return whole_.data();
+    }
+    if (binding.past_end && options_.length_of) {
+      ignore_from(binding, options_.length_of(sample));
+    }
+    return length > 0 ? cut(binding, length) : whole_.data();
+  }
+
+ private:
+  // Dims of the sample around its token axis, the inner ones in bytes.
+  struct Around {
+    int64_t outer, tokens, inner_bytes;
+  };
+  static Around around(const InputBinding& binding) {
+    const int ndim = static_cast<int>(binding.sample_shape.size());
+    return {dims_product(binding.sample_shape, 0, binding.token_axis),
+            binding.sample_shape[static_cast<size_t>(binding.token_axis)],
+            dims_product(binding.sample_shape, binding.token_axis + 1, ndim) *
+                dtype_bytes(binding.dtype)};
+  }
+
+  void ignore_from(const InputBinding& binding, int64_t first) {
+    const Around dims = around(binding);
+    const Tensor value = Tensor::scalar(*binding.past_end).cast(binding.dtype);
+    for (int64_t o = 0; o < dims.outer; ++o) {
+      std::byte* at = whole_.data() + (o * dims.tokens + first) * dims.inner_bytes;
+      const std::byte* end = whole_.data() + (o + 1) * dims.tokens * dims.inner_bytes;
+      for (; at < end; at += value.bytes()) {
+        std::memcpy(at, value.raw(), static_cast<size_t>(value.bytes()));
+      }
+    }
+  }
+
+  const std::byte* cut(const InputBinding& binding, int64_t length) {
+    const Around dims = around(binding);
+    const size_t run = static_cast<size_t>(length * dims.inner_bytes);
+    cut_.resize(static_cast<size_t>(dims.outer) * run);
+    for (int64_t o = 0; o < dims.outer; ++o) {
+      std::memcpy(cut_.data() + static_cast<size_t>(o) * run,
+                  whole_.data() + o * dims.tokens * dims.inner_bytes,
+                  run);
+    }
+    return cut_.data();
+  }
+
+  const Dataset& dataset_;
+  const LoaderOptions& options_;
+  std::vector<std::byte> raw_, whole_, cut_;
+};
 
 }  // namespace
 
@@ -103,11 +178,11 @@ InputBinding bind_input(const Value& input, const Dataset& dataset, int array) {
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset,
                        std::vector<InputBinding> bindings,
                        LoaderOptions options,
-                       MicroBatchesOf micro_batches)
+                       Arrange arrange)
     : dataset_(std::move(dataset)),
       bindings_(std::move(bindings)),
-      options_(options),
-      micro_batches_(std::move(micro_batches)) {
+      options_(std::move(options)),
+      arrange_(std::move(arrange)) {
   for (size_t i = 0; i < kBuffers; ++i) {
     spare_.push_back(std::make_unique<StepData>());
   }
@@ -158,6 +233,8 @@ void DataLoader::produce() {
       data->position = position;
       data->num_samples = std::min(samples_at(position, options_.batch, dataset_->num_samples()),
                                    options_.stop - position);
+      choose_samples(*data);
+      arrange_(*data);
       fill(*data);
       position += data->num_samples;
       const std::lock_guard lock(mutex_);
@@ -173,43 +250,35 @@ void DataLoader::produce() {
   changed_.notify_all();
 }
 
-void DataLoader::fill(StepData& data) const {
-  const std::vector<MicroBatch>& micro_batches = micro_batches_(data.num_samples);
+void DataLoader::choose_samples(StepData& data) const {
   const int64_t n = dataset_->num_samples();
-  std::vector<std::byte> raw, sample;
-  data.inputs.resize(micro_batches.size());
-  for (size_t m = 0; m < micro_batches.size(); ++m) {
-    const int64_t batch = micro_batches[m].num_samples;
+  data.samples.clear();
+  for (int64_t p = data.position; p < data.position + data.num_samples; ++p) {
+    data.samples.push_back(options_.shuffle && n != kEndlessSamples
+                               ? shuffled_index(options_.seed, p / n, n, p % n)
+                               : p % n);
+  }
+}
+
+void DataLoader::fill(StepData& data) const {
+  SampleReader reader(*dataset_, options_);
+  data.inputs.resize(data.work.micro_batches.size());
+  for (size_t m = 0; m < data.inputs.size(); ++m) {
+    const MicroBatch& micro_batch = data.work.micro_batches[m];
     data.inputs[m].resize(bindings_.size());
     for (size_t b = 0; b < bindings_.size(); ++b) {
       const InputBinding& binding = bindings_[b];
-      const DataArray& array = dataset_->arrays()[static_cast<size_t>(binding.array)];
-      Shape shape = binding.sample_shape;
-      shape.insert(shape.begin() + binding.batch_axis, batch);
+      const Shape sample_shape = cut_shape(binding, micro_batch.length);
+      Shape shape = sample_shape;
+      shape.insert(shape.begin() + binding.batch_axis, micro_batch.num_samples);
       Tensor& tensor = data.inputs[m][b];
       if (!tensor.defined() || tensor.shape() != shape) {
         tensor = Tensor(binding.dtype, shape);
       }
-      const int64_t elements = num_elements(binding.sample_shape);
-      raw.resize(static_cast<size_t>(elements * dtype_bytes(array.dtype)));
-      sample.resize(static_cast<size_t>(elements * dtype_bytes(binding.dtype)));
-      for (int64_t s = 0; s < batch; ++s) {
-        const int64_t position = data.position + micro_batches[m].first_sample + s;
-        const int64_t epoch = position / n;
-        const int64_t index = options_.shuffle && n != kEndlessSamples
-                                  ? shuffled_index(options_.seed, epoch, n, position % n)
-                                  : position % n;
-        dataset_->read(binding.array, index, raw.data());
-        if (binding.batch_axis == 0) {
-          convert_elements(array.dtype,
-                           raw.data(),
-                           binding.dtype,
-                           tensor.raw() + s * static_cast<int64_t>(sample.size()),
-                           elements);
-        } else {
-          convert_elements(array.dtype, raw.data(), binding.dtype, sample.data(), elements);
-          place_sample(binding, sample.data(), s, batch, tensor.raw());
-        }
+      for (int64_t s = 0; s < micro_batch.num_samples; ++s) {
+        const int64_t sample = data.samples[static_cast<size_t>(micro_batch.first_sample + s)];
+        const std::byte* contents = reader.read(binding, sample, micro_batch.length);
+        place_sample(binding, sample_shape, contents, s, micro_batch.num_samples, tensor.raw());
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +28,9 @@ struct InputBinding {
   DType dtype = DType::kFloat32;
   Shape sample_shape;
   int batch_axis = 0;
+  int token_axis = -1;  // of the sample: cut to the micro-batch's length, if that has one
+  // Labels, which count nothing past the sample's own tokens: they take this value there.
+  std::optional<int64_t> past_end = std::nullopt;
 };
 
 // Pairs an input with the array that fills it. Throws kInvalidArgument, naming both with their
@@ -35,8 +39,13 @@ InputBinding bind_input(const Value& input, const Dataset& dataset, int array);
 
 // One step's data.
 struct StepData {
-  int64_t position = 0;                     // global sample count before the step
-  int64_t num_samples = 0;                  // of all ranks
+  int64_t position = 0;                // global sample count before the step
+  int64_t num_samples = 0;             // of all ranks
+  std::vector<int64_t> samples;        // their numbers in the dataset; MicroBatch::first_sample
+                                       // is an index into it
+  StepWork work;                       // of this rank; cells with --max-tokens only
+  int64_t tokens = 0;                  // of all samples, where they are counted
+  std::vector<int64_t> padded_tokens;  // and with their padding, by data rank
   std::vector<std::vector<Tensor>> inputs;  // [micro-batch of this rank][binding]
 };
 
@@ -46,17 +55,20 @@ struct LoaderOptions {
   int64_t batch = 32;
   int64_t start = 0;  // global sample count to begin at
   int64_t stop = 0;   // and to end at
+  // Tokens of each sample of the dataset, for bindings with `past_end`; null: unknown.
+  std::function<int64_t(int64_t sample)> length_of = nullptr;
 };
 
 class DataLoader {
  public:
-  // `micro_batches`: this rank's share of a step of so many samples.
-  using MicroBatchesOf = std::function<const std::vector<MicroBatch>&(int64_t num_samples)>;
+  // Fills in this rank's work in a step of given samples, which it may reorder. Called from the
+  // loader's thread.
+  using Arrange = std::function<void(StepData& step)>;
 
   DataLoader(std::shared_ptr<const Dataset> dataset,
              std::vector<InputBinding> bindings,
              LoaderOptions options,
-             MicroBatchesOf micro_batches);
+             Arrange arrange);
   ~DataLoader();
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
@@ -66,12 +78,13 @@ class DataLoader {
 
  private:
   void produce();
+  void choose_samples(StepData& data) const;
   void fill(StepData& data) const;
 
   std::shared_ptr<const Dataset> dataset_;
   std::vector<InputBinding> bindings_;
   LoaderOptions options_;
-  MicroBatchesOf micro_batches_;
+  Arrange arrange_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

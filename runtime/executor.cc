@@ -63,6 +63,8 @@ struct Executor::Impl {
   StepResult totals;  // of the running step
   StepSums sums;      // what they are added up from
   double loss_seed = 0;
+  double compute_seconds = 0;
+  const std::vector<MicroBatch>* micro_batches = nullptr;  // of the running step
 
   Impl(Device& d, RankCommunicators c, std::vector<std::string> names)
       : device(d),
@@ -258,8 +260,8 @@ struct Executor::Impl {
     step.step = static_cast<uint64_t>(feed.step);
     step.first_micro_batch = micro_batch <= 0;
     if (micro_batch >= 0) {
-      step.first_sample = static_cast<uint64_t>(
-          bound.program->micro_batches[static_cast<size_t>(micro_batch)].first_sample);
+      step.first_sample =
+          static_cast<uint64_t>(micro_batches->at(static_cast<size_t>(micro_batch)).first_sample);
     }
     for (BoundNode& node : phase.nodes) {
       for (const StashPatch& patch : node.patches) {
@@ -292,7 +294,7 @@ struct Executor::Impl {
     }
     const auto add = [&](const BoundTensor& tensor, std::vector<double>& to) {
       if (tensor.value != nullptr) {
-        const MicroBatch& at = bound.program->micro_batches.at(static_cast<size_t>(micro_batch));
+        const MicroBatch& at = micro_batches->at(static_cast<size_t>(micro_batch));
         note_result(bound, tensor, micro_batch, to.at(static_cast<size_t>(at.shard)));
       }
     };
@@ -315,6 +317,14 @@ struct Executor::Impl {
 
   StepResult run_step(int program, const StepFeed& feed);
 
+  // The loss of all ranks, before anything is changed because of it.
+  void combine(const BoundProgram& bound, const StepFeed& feed) {
+    collect_results();
+    nodes.time_communication(
+        [&] { combine_step(totals, sums, bound.program->coordinates, communicators); });
+    check_finite(totals.loss(), "the loss", feed);
+  }
+
   void count_items(const StepFeed& feed) {
     collect_results();
     // A device cannot throw in the middle of a count: it answers NaN to a label that is no class.
@@ -325,7 +335,8 @@ struct Executor::Impl {
         "step ",
         feed.step + 1,
         ": a class label lies outside of the classes that the model's output has");
-    totals.item_count = trainrt::count_items(sums, communicators);
+    nodes.time_communication(
+        [&] { totals.item_count = trainrt::count_items(sums, communicators); });
     loss_seed = totals.item_count > 0 ? feed.loss_scale / totals.item_count : 0;
   }
 };
@@ -385,9 +396,12 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
 }
 
 StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
+  const StepTrace::Clock::time_point begin = StepTrace::Clock::now();
+  nodes.reset_communicating();
   switch_layout(static_cast<size_t>(program));
   BoundProgram& bound = programs[static_cast<size_t>(program)];
-  const std::vector<Cell>& cells = bound.program->cells;
+  const std::vector<Cell>& cells = feed.work ? feed.work->cells : bound.program->cells;
+  micro_batches = feed.work ? &feed.work->micro_batches : &bound.program->micro_batches;
   const std::optional<PhaseKind> changes = phase_of_update(*bound.program);
   totals = StepResult{};
   sums = StepSums(bound.program->num_shards);
@@ -403,12 +417,10 @@ StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
       counted = true;
     }
     if (!combined && cell.phase == changes) {
-      collect_results();
-      combine_step(totals, sums, bound.program->coordinates, communicators);
+      combine(bound, feed);
       combined = true;
-      check_finite(totals.loss(), "the loss", feed);
     }
-    for (BoundPhase* phase : bound.phases_of(cell)) {
+    for (BoundPhase* phase : bound.phases_of(cell, feed.work)) {
       nodes.begin_cell(cell);
       run_phase(bound, *phase, cell.micro_batch, feed);
       nodes.end_cell();
@@ -418,14 +430,39 @@ StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
     count_items(feed);  // a rank without a share of the samples still takes part
   }
   if (!combined) {
-    collect_results();
-    combine_step(totals, sums, bound.program->coordinates, communicators);
-    check_finite(totals.loss(), "the loss", feed);
+    combine(bound, feed);
   }
   collect_results();
   communicated.await_all();
   synchronize();
+  compute_seconds =
+      std::chrono::duration<double>(StepTrace::Clock::now() - begin - nodes.communicating())
+          .count();
   return totals;
+}
+
+void Executor::replace_programs(const std::vector<std::shared_ptr<const Program>>& programs,
+                                const std::vector<MemoryPlan>& memories) {
+  std::vector<std::pair<std::string, Tensor>> contents;
+  for (const Value* value : persistent_values()) {
+    contents.emplace_back(value->name, read(value->name));
+  }
+  // The old arena goes before the new one comes: together they might not fit.
+  impl_->arena.reset();
+  impl_->host_arena.reset();
+  impl_->programs.clear();
+  impl_->loaded = 0;
+  for (size_t i = 0; i < programs.size(); ++i) {
+    add_program(programs[i], memories[i]);
+  }
+  load();
+  for (const auto& [name, tensor] : contents) {
+    write(name, tensor);
+  }
+}
+
+double Executor::compute_seconds() const {
+  return impl_->compute_seconds;
 }
 
 void Executor::set_trace(StepTrace* trace) {

@@ -28,7 +28,9 @@ struct StepFeed {
   // A gradient that is not finite is reported in StepResult::skipped rather than thrown; the
   // program's updates then have left everything as it was.
   bool skip_overflow = false;
-  // [micro-batch of the program][index into the executor's input names].
+  // What to do, of a program made for shapes; null: the program's own cells.
+  const StepWork* work = nullptr;
+  // [micro-batch of the step][index into the executor's input names].
   const std::vector<std::vector<Tensor>>* inputs = nullptr;
 };
 
@@ -58,6 +60,11 @@ class Executor {
   // kInfeasiblePlan or kOutOfMemory.
   void load();
 
+  // Goes on with other programs, between steps: contents of persistent tensors are kept, by name.
+  // Throws as load() does.
+  void replace_programs(const std::vector<std::shared_ptr<const Program>>& programs,
+                        const std::vector<MemoryPlan>& memories);
+
   // Throws kNonFinite, before any parameter is changed, when the loss is not finite, or the
   // gradient unless StepFeed::skip_overflow.
   StepResult run_step(int program, const StepFeed& feed);
@@ -72,6 +79,9 @@ class Executor {
   // What training has to remember: parameters, state and optimizer state, as the first program has
   // them.
   std::vector<const Value*> persistent_values() const;
+
+  // Of the last step, without communication and waiting for it. CPUs only: a GPU runs behind.
+  double compute_seconds() const;
 
   int64_t arena_bytes() const;
   int64_t host_bytes() const;  // beside it, in the host's memory: offloaded optimizer state

@@ -28,6 +28,14 @@ std::string shortest(double value) {
   return std::string(buffer, end);
 }
 
+std::string int_list(const std::vector<int64_t>& values) {
+  std::string text;
+  for (const int64_t value : values) {
+    text += concat(text.empty() ? "" : ",", value);
+  }
+  return "[" + text + "]";
+}
+
 // "1:02:03" or "2:03".
 std::string clock_text(double seconds) {
   const auto total = static_cast<int64_t>(seconds);
@@ -68,34 +76,35 @@ std::string earlier_lines(const std::string& path, int64_t last) {
 }  // namespace
 
 std::string metrics_line(const StepMetrics& m) {
-  std::string peaks;
-  for (const int64_t bytes : m.peak_bytes) {
-    peaks += concat(peaks.empty() ? "" : ",", bytes);
-  }
-  return concat("{\"step\":",
-                m.step,
-                ",\"loss\":",
-                shortest(m.loss),
-                ",\"lr\":",
-                shortest(m.lr),
-                ",\"grad_norm\":",
-                shortest(m.grad_norm),
-                ",\"samples\":",
-                m.samples,
-                ",\"step_seconds\":",
-                shortest(m.step_seconds),
-                ",\"peak_bytes\":[",
-                peaks,
-                "],\"position\":",
-                m.position,
-                ",\"epoch\":",
-                shortest(m.epoch),
-                m.loss_scale > 0 ? concat(",\"loss_scale\":",
-                                          shortest(m.loss_scale),
-                                          ",\"skipped\":",
-                                          m.skipped ? "true" : "false")
-                                 : "",
-                "}");
+  return concat(
+      "{\"step\":",
+      m.step,
+      ",\"loss\":",
+      shortest(m.loss),
+      ",\"lr\":",
+      shortest(m.lr),
+      ",\"grad_norm\":",
+      shortest(m.grad_norm),
+      ",\"samples\":",
+      m.samples,
+      ",\"step_seconds\":",
+      shortest(m.step_seconds),
+      ",\"peak_bytes\":",
+      int_list(m.peak_bytes),
+      ",\"position\":",
+      m.position,
+      ",\"epoch\":",
+      shortest(m.epoch),
+      m.loss_scale > 0 ? concat(",\"loss_scale\":",
+                                shortest(m.loss_scale),
+                                ",\"skipped\":",
+                                m.skipped ? "true" : "false")
+                       : "",
+      m.tokens > 0
+          ? concat(",\"tokens\":", m.tokens, ",\"padded_tokens\":", int_list(m.padded_tokens))
+          : "",
+      m.shares.empty() ? "" : concat(",\"shares\":", int_list(m.shares)),
+      "}");
 }
 
 MetricsFile::MetricsFile(const std::string& path, int64_t keep_steps) : path_(path) {

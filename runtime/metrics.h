@@ -22,6 +22,11 @@ struct StepMetrics {
   double epoch = 0;
   double loss_scale = 0;  // 0: no loss scaling, and not written
   bool skipped = false;   // with loss scaling: nothing was updated
+  // With --max-tokens: tokens of the step, and with their padding by data rank. Else not written.
+  int64_t tokens = 0;
+  std::vector<int64_t> padded_tokens;
+  // With --rebalance: the parts of the data ranks in the step. Else not written.
+  std::vector<int64_t> shares;
 };
 
 // One JSON object per step and line, numbers in shortest round-trip form, flushed as written.

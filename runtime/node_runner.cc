@@ -111,8 +111,10 @@ void NodeRunner::run_communication(BoundNode& node) {
     begin = traced_now();
     trace_->add(running_cell_, TraceLane::kCompute, computing_since_, begin);
   }
-  run_communication_node(
-      *node.node, node.inputs, node.outputs, node.workspace, communicators_, device_);
+  time_communication([&] {
+    run_communication_node(
+        *node.node, node.inputs, node.outputs, node.workspace, communicators_, device_);
+  });
   if (trace_ != nullptr) {
     // What waits for a peer's message is a bubble; a collective is communication.
     computing_since_ = traced_now();

@@ -27,6 +27,17 @@ class NodeRunner {
 
   CommunicatedMemory& communicated() { return communicated_; }
 
+  // Time spent in communication, and waiting for it, since reset_communicating(). CPUs only: a GPU
+  // runs behind.
+  StepTrace::Clock::duration communicating() const { return communicating_; }
+  void reset_communicating() { communicating_ = {}; }
+  template <typename Communicate>
+  void time_communication(Communicate&& communicate) {
+    const StepTrace::Clock::time_point begin = StepTrace::Clock::now();
+    communicate();
+    communicating_ += StepTrace::Clock::now() - begin;
+  }
+
   // Cells, communication and waits of the steps to come are noted there; null: nowhere.
   void set_trace(StepTrace* trace) { trace_ = trace; }
   void begin_cell(const Cell& cell);
@@ -43,6 +54,7 @@ class NodeRunner {
   Device& device_;
   RankCommunicators communicators_;
   CommunicatedMemory communicated_;
+  StepTrace::Clock::duration communicating_{0};
   StepTrace* trace_ = nullptr;
   std::string running_cell_;  // when tracing, and since when it computes
   StepTrace::Clock::time_point computing_since_;

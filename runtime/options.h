@@ -98,6 +98,7 @@ struct Options {
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, seq = 0, classes = 0,
           image = 0, channels = 0;
   double dropout = -1;
+  bool symbolic_seq = false;
 
   std::set<std::string> given;  // names of options that some source set
   bool is_given(const std::string& name) const { return given.count(name) != 0; }

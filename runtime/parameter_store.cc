@@ -29,8 +29,8 @@ Box box_of(const TensorPiece& piece) {
 
 }  // namespace
 
-ParameterStore::ParameterStore(Executor& executor, const Program& program)
-    : executor_(executor), program_(program) {}
+ParameterStore::ParameterStore(Executor& executor, std::map<std::string, TensorPiece> pieces)
+    : executor_(executor), pieces_(std::move(pieces)) {}
 
 std::vector<std::string> ParameterStore::names() const {
   std::vector<std::string> names;
@@ -50,8 +50,8 @@ void ParameterStore::share_ownership(Communicator* world) {
   std::vector<int64_t> own;
   for (const std::string& name : owned_) {
     uint64_t key = hash_name(name);
-    const auto piece = program_.pieces.find(name);
-    if (piece != program_.pieces.end()) {
+    const auto piece = pieces_.find(name);
+    if (piece != pieces_.end()) {
       for (const int64_t offset : box_of(piece->second).offset) {
         key = mix_keys(key, static_cast<uint64_t>(offset));
       }
@@ -90,9 +90,9 @@ void ParameterStore::load_initial() {
 
 void ParameterStore::load(const std::function<Tensor(const std::string&)>& whole) {
   for (const std::string& name : names()) {
-    const auto piece = program_.pieces.find(name);
-    executor_.write(
-        name, piece == program_.pieces.end() ? whole(name) : cut_piece(whole(name), piece->second));
+    const auto piece = pieces_.find(name);
+    executor_.write(name,
+                    piece == pieces_.end() ? whole(name) : cut_piece(whole(name), piece->second));
   }
 }
 
@@ -100,8 +100,8 @@ CheckpointTensor ParameterStore::piece(const std::string& name) const {
   CheckpointTensor result;
   result.name = name;
   result.data = executor_.read(name);
-  const auto piece = program_.pieces.find(name);
-  if (piece == program_.pieces.end()) {
+  const auto piece = pieces_.find(name);
+  if (piece == pieces_.end()) {
     result.shape = result.data.shape();
     result.offset.assign(result.shape.size(), 0);
   } else {

@@ -14,7 +14,8 @@ namespace trainrt {
 
 class ParameterStore {
  public:
-  ParameterStore(Executor& executor, const Program& program);
+  // `pieces`: Program::pieces.
+  ParameterStore(Executor& executor, std::map<std::string, TensorPiece> pieces);
 
   // Decides which rank saves which piece: of several ranks with the same one the first. Collective
   // over `world` (null: one rank).
@@ -32,7 +33,7 @@ class ParameterStore {
 
  private:
   Executor& executor_;
-  const Program& program_;
+  std::map<std::string, TensorPiece> pieces_;
   std::vector<std::string> owned_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
@@ -133,7 +134,7 @@ void apply_execution_flags(const Options& options, Plan& plan) {
 // What the planner finds within the pins. Throws kInfeasiblePlan when nothing fits.
 Plan searched_plan(const Options& options, const TrainingJob& job, int num_devices) {
   PlanRequest request;
-  request.graph = [&job](int64_t micro_batch) { return job.build(micro_batch, true); };
+  request.graph = [&job](int64_t micro_batch) { return job.build({micro_batch, 0}, true); };
   request.topology = options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
                                              : load_cluster(options.cluster);
   request.precision = job.precision;
@@ -141,6 +142,9 @@ Plan searched_plan(const Options& options, const TrainingJob& job, int num_devic
   request.model_hash = job.model->hash();
   request.bind = job.bind.dims;
   request.pins = pins_from(options);
+  if (job.token_batches) {
+    request.pins.micro_batch = job.token_batches->largest_micro_batch();
+  }
   const PlanResult result = make_plan(request);
   if (!result.feasible) {
     std::string remedies;
@@ -341,30 +345,67 @@ Plan choose_plan(const Options& options,
   return plan;
 }
 
+namespace {
+
+// Samples of a micro-batch where shares are cut into several; 0 where each is one.
+int64_t micro_batch_unit(const Plan& plan) {
+  int64_t micro_batch = 0;
+  bool several = false;
+  for (const DataShare& share : plan.shares) {
+    micro_batch = std::max(micro_batch, share.micro_batch_size);
+    several = several || share.num_micro_batches > 1;
+  }
+  return several || plan.exact_reduction ? micro_batch : 0;
+}
+
+Plan with_shares(const Plan& plan, int64_t num_samples, const std::vector<double>& weights) {
+  Plan result = plan;
+  result.global_batch = num_samples;
+  result.shares =
+      plan.exact_reduction
+          ? make_exact_shares(num_samples,
+                              plan.data_parallel,
+                              micro_batch_unit(plan),
+                              weights,
+                              plan.logical_shards)
+          : make_shares(num_samples, plan.data_parallel, micro_batch_unit(plan), weights);
+  result.micro_batch_size = 0;
+  for (const DataShare& share : result.shares) {
+    result.micro_batch_size = std::max(result.micro_batch_size, share.micro_batch_size);
+  }
+  return result;
+}
+
+}  // namespace
+
 Plan resize_plan(const Plan& plan, int64_t num_samples) {
   if (num_samples == plan.global_batch) {
     return plan;
   }
-  Plan resized = plan;
-  std::vector<double> shares;
-  int64_t micro_batch = 0;
-  bool several = false;
+  std::vector<double> weights;
   for (const DataShare& share : plan.shares) {
-    shares.push_back(static_cast<double>(share.num_samples));
-    micro_batch = std::max(micro_batch, share.micro_batch_size);
-    several = several || share.num_micro_batches > 1;
+    weights.push_back(static_cast<double>(share.num_samples));
   }
-  resized.global_batch = num_samples;
-  resized.shares =
-      plan.exact_reduction
-          ? make_exact_shares(
-                num_samples, plan.data_parallel, micro_batch, shares, plan.logical_shards)
-          : make_shares(num_samples, plan.data_parallel, several ? micro_batch : 0, shares);
-  resized.micro_batch_size = 0;
-  for (const DataShare& share : resized.shares) {
-    resized.micro_batch_size = std::max(resized.micro_batch_size, share.micro_batch_size);
+  return with_shares(plan, num_samples, weights);
+}
+
+std::vector<int64_t> share_units(const Plan& plan) {
+  const bool whole = micro_batch_unit(plan) == 0;
+  std::vector<int64_t> units;
+  for (const DataShare& share : plan.shares) {
+    std::set<int64_t> shards;
+    for (const MicroBatchCut& cut : cut_micro_batches(plan, share.data_rank)) {
+      shards.insert(cut.shard);
+    }
+    units.push_back(plan.exact_reduction ? static_cast<int64_t>(shards.size())
+                    : whole              ? share.num_samples
+                                         : share.num_micro_batches);
   }
-  return resized;
+  return units;
+}
+
+Plan reshare_plan(const Plan& plan, const std::vector<int64_t>& units) {
+  return with_shares(plan, plan.global_batch, {units.begin(), units.end()});
 }
 
 }  // namespace trainrt

@@ -35,4 +35,10 @@ PlanPins plan_pins(const Options& options);
 // The same plan for a step of another size: shares in the same proportion.
 Plan resize_plan(const Plan& plan, int64_t num_samples);
 
+// What a plan's shares consist of: logical shards, micro-batches, or samples where each rank runs
+// its share at once. By data rank.
+std::vector<int64_t> share_units(const Plan& plan);
+// The same plan with so many of these units for each data rank, as many as before in all.
+Plan reshare_plan(const Plan& plan, const std::vector<int64_t>& units);
+
 }  // namespace trainrt

@@ -88,35 +88,81 @@ BindOptions bind_options(const Options& options, bool training) {
   return bind;
 }
 
-Graph TrainingJob::forward(int64_t micro_batch) const {
-  BindOptions bound = bind;
-  bound.batch = micro_batch;
-  return apply_precision(model->bind(bound), graph_precision(precision));
+namespace {
+
+// The bindings of one kind of micro-batch.
+BindOptions bound_to(const TrainingJob& job, const MicroBatchShape& shape) {
+  BindOptions bound = job.bind;
+  bound.batch = shape.num_samples;
+  if (shape.length > 0) {
+    bound.dims[job.token_batches->lengths().symbol] = shape.length;
+  }
+  return bound;
 }
 
-TrainingGraph TrainingJob::build(int64_t micro_batch, bool accumulate) const {
-  if (example != nullptr && micro_batch == example_micro_batch && accumulate) {
+}  // namespace
+
+Graph TrainingJob::forward(const MicroBatchShape& shape) const {
+  return apply_precision(model->bind(bound_to(*this, shape)), graph_precision(precision));
+}
+
+TrainingGraph TrainingJob::build(const MicroBatchShape& shape, bool accumulate) const {
+  const bool is_example = shape == MicroBatchShape{example_micro_batch, 0};
+  if (example != nullptr && is_example && accumulate) {
     return *example;
   }
   if (from_training_info) {
-    BindOptions bound = bind;
-    bound.batch = micro_batch;
-    return build_from_training_info(*model, bound, accumulate);
+    return build_from_training_info(*model, bound_to(*this, shape), accumulate);
   }
-  return build_from(forward(micro_batch), micro_batch, accumulate);
+  return build_from(forward(shape), shape, accumulate);
 }
 
 TrainingGraph TrainingJob::build_from(Graph forward_graph,
-                                      int64_t micro_batch,
+                                      const MicroBatchShape& shape,
                                       bool accumulate) const {
   TrainingSpec at_size = spec;
   at_size.accumulate = accumulate;
   if (!at_size.loss.labels_shape.empty()) {
-    at_size.loss.labels_shape[0] = micro_batch;
+    at_size.loss.labels_shape[0] = shape.num_samples;
+    if (shape.length > 0 && label_token_axis >= 0) {
+      at_size.loss.labels_shape[static_cast<size_t>(label_token_axis) + 1] = shape.length;
+    }
   }
   return evaluate ? build_eval_graph(std::move(forward_graph), at_size.loss)
                   : build_training_graph(std::move(forward_graph), at_size);
 }
+
+namespace {
+
+// --max-tokens: lengths of the samples, what they make of a step, and where inputs are cut.
+void count_tokens(const Options& options,
+                  TokenLengths lengths,
+                  const DataChoice& choice,
+                  TrainingJob& job) {
+  TRAINRT_REQUIRE(options.micro_batch_size == 0,
+                  kInvalidArgument,
+                  "--max-tokens and --micro-batch-size both say how much runs at once; give one");
+  for (InputBinding& binding : job.bindings) {
+    binding.token_axis = token_axis(lengths, *job.model, binding);
+    const bool is_labels =
+        binding.input == choice.loss.labels &&
+        (choice.loss.kind == "softmax_cross_entropy" || choice.loss.kind == "nll");
+    if (is_labels) {
+      binding.past_end = choice.loss.ignore_index;
+    }
+    const bool of_model = std::any_of(
+        job.model->inputs().begin(), job.model->inputs().end(), [&](const ModelInput& input) {
+          return input.name == binding.input;
+        });
+    if (!of_model) {
+      job.label_token_axis = binding.token_axis;
+    }
+  }
+  job.token_batches = std::make_shared<const TokenBatches>(
+      std::move(lengths), choice.dataset->num_samples(), options.max_tokens, options.batch_size);
+}
+
+}  // namespace
 
 TrainingJob make_training_job(const Options& options, bool evaluate) {
   TrainingJob job;
@@ -151,41 +197,83 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   DataChoice choice = choose_data(options, forward, evaluate, array_axes);
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;
+  std::optional<TokenLengths> lengths;
+  if (options.max_tokens > 0) {
+    lengths = find_token_lengths(*job.model, forward, choice);
+  }
   job.example = std::make_shared<const TrainingGraph>(
-      job.from_training_info ? job.build(micro_batch, true)
-                             : job.build_from(std::move(forward), micro_batch, true));
+      job.from_training_info ? job.build({micro_batch, 0}, true)
+                             : job.build_from(std::move(forward), {micro_batch, 0}, true));
   job.example_micro_batch = micro_batch;
   job.bindings = bind_inputs(options, job.example->graph, choice);
   for (const InputBinding& binding : job.bindings) {
     job.input_names.push_back(binding.input);
   }
+  if (lengths) {
+    count_tokens(options, std::move(*lengths), choice, job);
+  }
   return job;
 }
 
+// In closed form: an epoch of n samples is full batches and what is left, if anything; a run that
+// begins within one begins at a multiple of the batch, or has changed its batch size.
 StepRange step_range(const Options& options,
                      int64_t num_samples,
                      int64_t first_step,
                      int64_t start) {
   const bool endless = num_samples == kEndlessSamples;
+  const int64_t batch = options.batch_size;
   StepRange range;
   range.first_step = first_step;
+  range.total_steps = first_step;
   range.start = start;
-  const int64_t steps =
-      options.steps ? *options.steps : options.epochs.value_or(1) * kSyntheticSteps;
-  const int64_t stop =
-      endless || options.steps ? kEndlessSamples : options.epochs.value_or(1) * num_samples;
-  const int64_t last_step = endless || options.steps ? steps : kEndlessSamples;
+  range.stop = start;
   std::set<int64_t, std::greater<>> sizes;
-  int64_t position = start;
-  int64_t step = first_step;
-  while (step < last_step && position < stop) {
-    const int64_t samples = samples_at(position, options.batch_size, num_samples);
-    sizes.insert(samples);
-    position += samples;
-    ++step;
+  int64_t steps = kEndlessSamples;  // that may still be taken
+  if (endless || options.steps) {
+    const int64_t last =
+        options.steps ? *options.steps : options.epochs.value_or(1) * kSyntheticSteps;
+    steps = std::max<int64_t>(0, last - first_step);
   }
-  range.total_steps = step;
-  range.stop = position;
+  const auto take = [&](int64_t count, int64_t size) {
+    const int64_t taken = std::min(count, steps);
+    if (taken > 0) {
+      sizes.insert(size);
+      steps -= taken;
+      range.total_steps += taken;
+      range.stop += taken * size;
+    }
+  };
+  if (endless) {
+    take(steps, batch);
+  } else {
+    const int64_t end = options.steps ? kEndlessSamples : options.epochs.value_or(1) * num_samples;
+    const auto take_rest_of_epoch = [&] {
+      const int64_t left = num_samples - range.stop % num_samples;
+      take(left / batch, batch);
+      take(left % batch > 0 ? 1 : 0, left % batch);
+    };
+    // What is left of the first epoch, whole epochs at once, and what remains of the last.
+    if (steps > 0 && range.stop < end) {
+      take_rest_of_epoch();
+    }
+    const int64_t steps_of_epoch = (num_samples + batch - 1) / batch;
+    const int64_t epochs = std::min(
+        steps / steps_of_epoch,
+        options.steps ? kEndlessSamples : std::max<int64_t>(0, end - range.stop) / num_samples);
+    if (epochs > 0) {
+      sizes.insert(std::min(batch, num_samples));
+      if (num_samples % batch > 0) {
+        sizes.insert(num_samples % batch);
+      }
+      steps -= epochs * steps_of_epoch;
+      range.total_steps += epochs * steps_of_epoch;
+      range.stop += epochs * num_samples;
+    }
+    if (steps > 0 && range.stop < end) {
+      take_rest_of_epoch();
+    }
+  }
   range.sizes.assign(sizes.begin(), sizes.end());
   return range;
 }

@@ -13,6 +13,7 @@
 #include "runtime/dataset.h"
 #include "runtime/lr_schedule.h"
 #include "runtime/options.h"
+#include "runtime/token_batches.h"
 
 namespace trainrt {
 
@@ -34,12 +35,15 @@ struct TrainingJob {
   std::shared_ptr<const TrainingGraph> example;
   int64_t example_micro_batch = 0;
 
-  // The graph of one micro-batch size; a TrainingGraphFactory.
-  TrainingGraph build(int64_t micro_batch, bool accumulate) const;
-  // The same from forward(micro_batch).
-  TrainingGraph build_from(Graph forward, int64_t micro_batch, bool accumulate) const;
+  std::shared_ptr<const TokenBatches> token_batches;  // of --max-tokens; null without
+  int label_token_axis = -1;                          // of labels that the loss has brought along
+
+  // The graph of one kind of micro-batch; a ShapedGraphFactory.
+  TrainingGraph build(const MicroBatchShape& shape, bool accumulate) const;
+  // The same from forward(shape).
+  TrainingGraph build_from(Graph forward, const MicroBatchShape& shape, bool accumulate) const;
   // The forward graph alone, in the run's precision.
-  Graph forward(int64_t micro_batch) const;
+  Graph forward(const MicroBatchShape& shape) const;
 };
 
 // Throws kIo, kInvalidModel, kUnsupported or kInvalidArgument with what does not fit together.

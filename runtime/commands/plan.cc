@@ -155,11 +155,15 @@ int plan_command(const Options& options) {
   request.topology = topology_of(options);
   request.precision = precision_of(options, request.topology);
   const TrainingJob job = make_training_job(job_options(options), false);
-  request.graph = [&job](int64_t micro_batch) { return job.build(micro_batch, true); };
+  request.graph = [&job](int64_t micro_batch) { return job.build({micro_batch, 0}, true); };
   request.global_batch = options.batch_size;
   request.model_hash = job.model->hash();
   request.bind = job.bind.dims;
   request.pins = plan_pins(options);
+  if (job.token_batches) {
+    request.pins.micro_batch = job.token_batches->largest_micro_batch();
+    log_info("--max-tokens: priced as if every sample had the most tokens");
+  }
   if (!options.plan.empty()) {
     pin_plan(plan_from_json(read_text(options.plan)), options.plan, &request.pins);
   } else if (const std::optional<AnnotatedPlan> annotated = plan_of_annotation(*job.model)) {

@@ -13,7 +13,7 @@ const RegisterCommand kRun{{
     .groups = kDataOptions | kTrainingOptions | kPlanOptions | kRunOptions | kTraceOptions,
     .min_arguments = 1,
     .max_arguments = 1,
-    .run = train,
+    .run = [](const Options& options) { return train(options); },
 }};
 
 const RegisterCommand kEval{{

@@ -1,0 +1,353 @@
+#include "runtime/rank_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include "graph/base/log.h"
+#include "graph/onnx_export.h"
+#include "parallel/partition.h"
+#include "runtime/signals.h"
+
+namespace trainrt {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+RankRunner::RankRunner(Run& run, int rank, Communicator* world)
+    : run_(run),
+      rank_(rank),
+      world_(world),
+      plan_(run.plan),
+      compiled_(std::move(run.ranks[static_cast<size_t>(rank)])),
+      device_(make_device(rank, run.devices[static_cast<size_t>(rank)])),
+      groups_(run.plan, world, *device_),
+      executor_(*device_, groups_.communicators(), run.job.input_names),
+      store_(executor_, compiled_.programs[0]->pieces) {
+  for (size_t i = 0; i < compiled_.programs.size(); ++i) {
+    executor_.add_program(compiled_.programs[i], compiled_.memories[i]);
+  }
+  executor_.load();
+  store_.share_ownership(world_);
+  store_.load_initial();
+  if (run.checkpoint) {
+    store_.load([&](const std::string& name) { return run.checkpoint->read(name); });
+  }
+  for (const DataShare& share : plan_.shares) {
+    weights_.push_back(static_cast<double>(share.num_samples));
+  }
+  gather_peaks();
+}
+
+void RankRunner::gather_peaks() {
+  const int64_t own = executor_.arena_bytes();
+  peak_bytes_.assign(run_.devices.size(), own);
+  if (world_ != nullptr) {
+    world_->all_gather(
+        &own, peak_bytes_.data(), std::vector<int64_t>(peak_bytes_.size(), 1), DType::kInt64);
+  }
+}
+
+LoaderOptions RankRunner::loader_options(bool shuffle) const {
+  LoaderOptions loader;
+  loader.seed = static_cast<uint64_t>(run_.options.seed);
+  loader.shuffle = shuffle;
+  loader.batch = run_.options.batch_size;
+  loader.stop = run_.range.stop;
+  if (const auto& batches = run_.job.token_batches) {
+    loader.length_of = [batches](int64_t sample) { return batches->lengths().at(sample); };
+  }
+  return loader;
+}
+
+std::unique_ptr<DataLoader> RankRunner::make_loader(bool shuffle, int64_t start) const {
+  LoaderOptions options = loader_options(shuffle);
+  options.start = start;
+  return std::make_unique<DataLoader>(
+      run_.job.dataset, run_.job.bindings, std::move(options), [this](StepData& step) {
+        arrange(step);
+      });
+}
+
+// This rank's part of a step, on the loader's thread.
+void RankRunner::arrange(StepData& step) const {
+  const TokenBatches* batches = run_.job.token_batches.get();
+  if (batches == nullptr) {
+    step.work.micro_batches = compiled_.micro_batches(step.num_samples);
+    return;
+  }
+  std::vector<std::vector<MicroBatch>> dealt = batches->deal(step.samples, weights_);
+  step.tokens = 0;
+  for (const int64_t sample : step.samples) {
+    step.tokens += batches->lengths().at(sample);
+  }
+  step.padded_tokens.assign(dealt.size(), 0);
+  size_t rounds = 0;
+  for (size_t rank = 0; rank < dealt.size(); ++rank) {
+    rounds = std::max(rounds, dealt[rank].size());
+    for (const MicroBatch& micro_batch : dealt[rank]) {
+      step.padded_tokens[rank] += padded_tokens(micro_batch, batches->lengths().width);
+    }
+  }
+  const Program& program = *compiled_.programs[0];
+  step.work = step_work(
+      plan_, program, std::move(dealt[static_cast<size_t>(program.coordinates.data_rank)]), rounds);
+}
+
+StepResult RankRunner::run_step(const StepData& data, int64_t step) {
+  StepFeed feed;
+  feed.seed = static_cast<uint64_t>(run_.options.seed);
+  feed.step = step;
+  feed.update = step - skipped_;
+  feed.learning_rate = schedule_.at(feed.update);
+  feed.loss_scale = scaler_.scale();
+  feed.skip_overflow = scaler_.active();
+  feed.inputs = &data.inputs;
+  feed.work = run_.job.token_batches ? &data.work : nullptr;
+  return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
+}
+
+// All ranks stop after the same step, whichever process got the signal.
+bool RankRunner::asked_to_stop() {
+  const int first_rank = run_.only_rank.value_or(0);
+  int64_t signal = rank_ == first_rank ? stop_signal() : 0;
+  if (world_ != nullptr) {
+    world_->all_reduce(&signal, 1, DType::kInt64, ReductionKind::kMax);
+  }
+  if (signal != 0 && rank_ == first_rank) {
+    run_.exit_code = 128 + static_cast<int>(signal);
+  }
+  return signal != 0;
+}
+
+void RankRunner::save(int64_t step, int64_t position) {
+  TrainingPosition at;
+  at.step = step;
+  at.skipped = skipped_;
+  at.position = position;
+  at.loss_scale = scaler_.scale();
+  at.finite_steps = scaler_.finite_steps();
+  at.seed = run_.options.seed;
+  at.model_hash = run_.job.model->hash();
+  write_checkpoint(
+      run_.options.checkpoint_dir,
+      at,
+      store_.owned_names(),
+      [&](const std::string& name) { return store_.piece(name); },
+      world_);
+}
+
+void RankRunner::report(const StepData& data,
+                        const StepResult& result,
+                        int64_t step,
+                        double seconds) {
+  StepMetrics m;
+  m.step = step + 1;
+  m.loss = result.loss();
+  m.lr = schedule_.at(step - skipped_);
+  m.grad_norm = result.grad_norm;
+  m.samples = data.num_samples;
+  m.step_seconds = seconds;
+  m.peak_bytes = peak_bytes_;
+  m.position = data.position + data.num_samples;
+  const int64_t n = run_.job.dataset->num_samples();
+  m.loss_scale = scaler_.active() ? scaler_.scale() : 0;
+  m.skipped = result.skipped;
+  m.tokens = data.tokens;
+  m.padded_tokens = data.padded_tokens;
+  if (rebalancer_) {
+    m.shares = rebalancer_->units();
+  }
+  m.epoch = n == kEndlessSamples ? 0 : static_cast<double>(m.position) / static_cast<double>(n);
+  if (metrics_) {
+    metrics_->write(m);
+  }
+  progress_->show(m);
+}
+
+// A loss is a mean over items; without one there is nothing to learn from or to report.
+void require_items(const StepResult& result, const std::string& where) {
+  TRAINRT_REQUIRE(result.item_count > 0,
+                  kInvalidArgument,
+                  where,
+                  "no item counts: every label is ignored (-100). Look at the labels, or take a "
+                  "larger --batch-size");
+}
+
+void RankRunner::train() {
+  const Options& options = run_.options;
+  schedule_ = {lr_schedule_from_name(options.lr_schedule),
+               options.lr,
+               options.warmup_steps,
+               run_.range.total_steps};
+  if (run_.job.precision == "fp16") {
+    scaler_ = LossScaler({options.init_scale,
+                          options.growth_factor,
+                          options.backoff_factor,
+                          options.growth_interval});
+  }
+  if (run_.checkpoint) {
+    const TrainingPosition& from = run_.checkpoint->position();
+    scaler_.restore(from.loss_scale, from.finite_steps);
+    skipped_ = from.skipped;
+  }
+  if (rank_ == 0) {
+    if (!options.metrics.empty()) {
+      metrics_ = std::make_unique<MetricsFile>(options.metrics,
+                                               run_.checkpoint ? run_.range.first_step : -1);
+    }
+    progress_ = std::make_unique<Progress>(run_.range.total_steps);
+  }
+  if (!options.trace.empty()) {
+    trace_ = std::make_unique<RunTrace>(options.trace, plan_, world_);
+    executor_.set_trace(&trace_->recorder());
+  }
+  rebalancer_ = make_rebalancer();
+  std::unique_ptr<DataLoader> loader = make_loader(true, run_.range.start);
+  const Clock::time_point begin = Clock::now();
+  int64_t step = run_.range.first_step;
+  int64_t position = run_.range.start;
+  int64_t saved_step = run_.checkpoint ? step : -1;
+  double loss = 0;
+  bool stopped = false;
+  while (const StepData* data = loader->next()) {
+    const Clock::time_point start = Clock::now();
+    if (step + 1 == options.profile_first) {
+      device_->profile(true);
+    }
+    const StepResult result = run_step(*data, step);
+    if (step + 1 == options.profile_last) {
+      device_->profile(false);
+    }
+    require_items(result, concat("step ", step + 1, ": "));
+    loss = result.loss();
+    if (rank_ == 0) {
+      report(*data, result, step, seconds_since(start));
+    }
+    if (trace_) {
+      trace_->end_step(step + 1);
+    }
+    scaler_.update(result.skipped);
+    skipped_ += result.skipped ? 1 : 0;
+    ++step;
+    position = data->position + data->num_samples;
+    stopped = asked_to_stop();
+    const std::optional<std::vector<int64_t>> units = new_units(*data, step - 1);
+    const bool due = options.checkpoint_every > 0 && step % options.checkpoint_every == 0;
+    if (!options.checkpoint_dir.empty() && (due || stopped)) {
+      save(step, position);
+      saved_step = step;
+    }
+    if (stopped) {
+      break;
+    }
+    if (units) {
+      loader.reset();  // it works ahead, for the shares that were
+      take_units(units, step);
+      loader = make_loader(true, position);
+    }
+  }
+  if (!options.checkpoint_dir.empty() && saved_step != step) {
+    save(step, position);
+    saved_step = step;
+  }
+  if (!options.export_file.empty() && !stopped) {
+    export_model();
+  }
+  const std::string spent = trace_ ? trace_->finish() : "";
+  if (rank_ != 0) {
+    return;
+  }
+  progress_->finish();
+  const double seconds = seconds_since(begin);
+  const double samples = static_cast<double>(position - run_.range.start);
+  std::printf("%s %" PRId64 " steps (%.0f samples) in %.1f s: %.0f samples/s, last loss %.6g\n",
+              stopped ? "stopped after" : "trained",
+              step - run_.range.first_step,
+              samples,
+              seconds,
+              samples / std::max(seconds, 1e-9),
+              loss);
+  if (saved_step >= 0 && !options.checkpoint_dir.empty()) {
+    std::printf("checkpoint of step %" PRId64 " in %s%s\n",
+                saved_step,
+                options.checkpoint_dir.c_str(),
+                stopped ? "; continue with --resume" : "");
+  }
+  if (!options.export_file.empty() && !stopped) {
+    std::printf("wrote %s\n", options.export_file.c_str());
+  }
+  if (trace_) {
+    std::printf("%swrote %s\n", spent.c_str(), options.trace.c_str());
+  }
+}
+
+// With several ranks the pieces meet in a checkpoint beside the file, which rank 0 reads.
+void RankRunner::export_model() {
+  const std::string parts = run_.options.export_file + ".parts";
+  std::function<Tensor(const std::string&)> whole = [&](const std::string& name) {
+    return store_.piece(name).data;
+  };
+  std::optional<Checkpoint> gathered;
+  if (world_ != nullptr) {
+    write_checkpoint(
+        parts,
+        {},
+        store_.owned_names(),
+        [&](const std::string& name) { return store_.piece(name); },
+        world_);
+  }
+  if (rank_ != 0) {
+    return;
+  }
+  if (world_ != nullptr) {
+    gathered = Checkpoint::newest(parts);
+    TRAINRT_CHECK(gathered.has_value());
+    whole = [&](const std::string& name) { return gathered->read(name); };
+  }
+  // The file also has constants, which no rank holds: they stay as they are.
+  const std::vector<std::string> names = gathered ? gathered->names() : store_.names();
+  const std::set<std::string> held(names.begin(), names.end());
+  export_trained(
+      *run_.job.model,
+      [&](const std::string& name) {
+        if (held.count(name) == 0) {
+          return Tensor();
+        }
+        const auto type = run_.job.model_types.find(name);
+        const Tensor value = whole(name);
+        return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);
+      },
+      run_.options.export_file);
+  std::error_code ignored;
+  std::filesystem::remove_all(parts, ignored);
+}
+
+StepResult RankRunner::evaluate() {
+  std::unique_ptr<DataLoader> loader = make_loader(false, run_.range.start);
+  StepResult sum;
+  int64_t step = 0;
+  while (const StepData* data = loader->next()) {
+    const StepResult result = run_step(*data, step++);
+    sum.loss_sum += result.loss_sum;
+    sum.item_count += result.item_count;
+    sum.correct += result.correct;
+    sum.has_correct = result.has_correct;
+    if (asked_to_stop()) {
+      break;
+    }
+  }
+  return sum;
+}
+
+}  // namespace trainrt

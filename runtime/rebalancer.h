@@ -1,0 +1,51 @@
+// --rebalance: what the data ranks' parts of a step should be, from how long each has worked.
+//
+// A pure function of the times it is told. All ranks tell it the same times (gathered from each
+// other), so all come to the same decision, and none depends on a clock here.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace trainrt {
+
+struct RebalanceRule {
+  size_t window = 5;        // steps measured before each decision; the median counts
+  double least_gain = 0.1;  // a change must promise to shorten the slowest rank's work by this part
+};
+
+class Rebalancer {
+ public:
+  // `units`: parts of a step that are dealt out whole (micro-batches, logical shards, samples), by
+  // data rank. `least`: what a rank that has any must keep, so that it goes on being measured. A
+  // rank without units stays without.
+  Rebalancer(std::vector<int64_t> units, int64_t least, RebalanceRule rule = {});
+
+  // The seconds that each data rank has computed in a step. Returns the units to go on with where
+  // others are worth it; then either adopt() or reject() is to be called.
+  std::optional<std::vector<int64_t>> observe(const std::vector<double>& seconds);
+  void adopt(const std::vector<int64_t>& units);
+  // `over`: ranks whose memory does not hold what was proposed. Proposes again without giving them
+  // more than they have, if that is worth it.
+  std::optional<std::vector<int64_t>> reject(const std::vector<bool>& over);
+
+  const std::vector<int64_t>& units() const { return units_; }
+  // Of the last proposal: the slowest rank's work after it over that before.
+  double promised() const { return promised_; }
+
+ private:
+  std::optional<std::vector<int64_t>> propose();
+
+  std::vector<int64_t> units_;
+  int64_t least_;
+  RebalanceRule rule_;
+  std::vector<int64_t> caps_;  // most units that a rank's memory is known to hold
+  std::deque<std::vector<double>> window_;
+  std::vector<double> seconds_per_unit_;
+  bool fresh_ = true;  // the next step is the first with these units, and slower than those to come
+  double promised_ = 1;
+};
+
+}  // namespace trainrt
