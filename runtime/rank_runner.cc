@@ -251,7 +251,7 @@ void RankRunner::train() {
     if (stopped) {
       break;
     }
-    if (units) {
+    if (units && position < run_.range.stop) {
       loader.reset();  // it works ahead, for the shares that were
       take_units(units, step);
       loader = make_loader(true, position);
