@@ -389,6 +389,26 @@ Plan resize_plan(const Plan& plan, int64_t num_samples) {
   return with_shares(plan, num_samples, weights);
 }
 
+std::vector<double> data_rank_weights(const Options& options,
+                                      const Plan& plan,
+                                      const std::vector<DeviceOptions>& devices) {
+  std::vector<double> weights = parse_shares(options.shares);
+  if (weights.empty() && !options.plan.empty()) {
+    for (const DataShare& share : plan.shares) {
+      weights.push_back(static_cast<double>(share.num_samples));
+    }
+  }
+  if (weights.empty()) {
+    weights.assign(static_cast<size_t>(plan.data_parallel), 1.0);
+    for (size_t rank = 0; rank < devices.size(); ++rank) {
+      const int data_rank = rank_coordinates(plan, static_cast<int>(rank)).data_rank;
+      double& weight = weights[static_cast<size_t>(data_rank)];
+      weight = std::min(weight, devices[rank].speed);
+    }
+  }
+  return weights;
+}
+
 std::vector<int64_t> share_units(const Plan& plan) {
   const bool whole = micro_batch_unit(plan) == 0;
   std::vector<int64_t> units;

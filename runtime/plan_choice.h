@@ -35,6 +35,12 @@ PlanPins plan_pins(const Options& options);
 // The same plan for a step of another size: shares in the same proportion.
 Plan resize_plan(const Plan& plan, int64_t num_samples);
 
+// What part of a step each data rank is to have, in proportion, where it is not cut into shares:
+// --shares, else those of a --plan, else the speed of its slowest device.
+std::vector<double> data_rank_weights(const Options& options,
+                                      const Plan& plan,
+                                      const std::vector<DeviceOptions>& devices);
+
 // What a plan's shares consist of: logical shards, micro-batches, or samples where each rank runs
 // its share at once. By data rank.
 std::vector<int64_t> share_units(const Plan& plan);

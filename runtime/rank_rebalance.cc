@@ -2,6 +2,8 @@
 // it is told the same by all ranks. Whether it fits is asked of all of them, and only then do they
 // go on with other programs.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "graph/base/log.h"
 #include "runtime/plan_choice.h"
@@ -47,10 +49,10 @@ std::unique_ptr<Rebalancer> RankRunner::make_rebalancer() const {
     const int64_t least = plan_.schedule == ScheduleKind::k2BW ? plan_.pipeline_parallel : 1;
     return std::make_unique<Rebalancer>(share_units(plan_), least);
   }
+  const double sum = std::accumulate(weights_.begin(), weights_.end(), 0.0);
   std::vector<int64_t> units;
   for (const double weight : weights_) {
-    units.push_back(
-        static_cast<int64_t>(kTokenUnits * weight / static_cast<double>(plan_.global_batch)));
+    units.push_back(std::llround(kTokenUnits * weight / sum));
   }
   return std::make_unique<Rebalancer>(units, 1);
 }

@@ -10,6 +10,7 @@
 #include "graph/base/log.h"
 #include "graph/onnx_export.h"
 #include "parallel/partition.h"
+#include "runtime/plan_choice.h"
 #include "runtime/signals.h"
 
 namespace trainrt {
@@ -43,8 +44,8 @@ RankRunner::RankRunner(Run& run, int rank, Communicator* world)
   if (run.checkpoint) {
     store_.load([&](const std::string& name) { return run.checkpoint->read(name); });
   }
-  for (const DataShare& share : plan_.shares) {
-    weights_.push_back(static_cast<double>(share.num_samples));
+  if (run.job.token_batches) {
+    weights_ = data_rank_weights(run.options, plan_, run.devices);
   }
   gather_peaks();
 }

@@ -139,7 +139,7 @@ void count_tokens(const Options& options,
                   TokenLengths lengths,
                   const DataChoice& choice,
                   TrainingJob& job) {
-  TRAINRT_REQUIRE(options.micro_batch_size == 0,
+  TRAINRT_REQUIRE(!options.is_given("micro-batch-size") || options.micro_batch_size == 0,
                   kInvalidArgument,
                   "--max-tokens and --micro-batch-size both say how much runs at once; give one");
   for (InputBinding& binding : job.bindings) {

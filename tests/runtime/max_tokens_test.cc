@@ -1,6 +1,7 @@
 // --max-tokens: what runs together changes, what is learned does not.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -143,6 +144,10 @@ TEST_F(MaxTokensTest, PaddingIsCutAndRanksGetEquallyManyTokens) {
   EXPECT_LT(padded, 1.15 * static_cast<double>(tokens));
   EXPECT_LT(padded, kSamples * testing::kSequenceWidth / 2);
   EXPECT_LT(slowest, 1.3 * static_cast<double>(padded) / 3);
+  // The last step has two samples: each is another rank's.
+  const auto last = cut.back()["padded_tokens"].get<std::vector<int64_t>>();
+  EXPECT_EQ(cut.back()["samples"], 2);
+  EXPECT_EQ(std::count(last.begin(), last.end(), 0), 1);
 }
 
 TEST_F(MaxTokensTest, AResumedRunIsTheUninterruptedOne) {
