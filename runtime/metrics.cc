@@ -1,5 +1,6 @@
 #include "runtime/metrics.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "graph/base/error.h"
@@ -34,6 +36,20 @@ std::string int_list(const std::vector<int64_t>& values) {
     text += concat(text.empty() ? "" : ",", value);
   }
   return "[" + text + "]";
+}
+
+// Of one number.
+std::string format(const char* how, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof(buffer), how, value);
+  return buffer;
+}
+
+// Columns of the terminal; 80 where it does not say.
+int terminal_width() {
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  return known ? size.ws_col : 80;
 }
 
 // "1:02:03" or "2:03".
@@ -107,6 +123,62 @@ std::string metrics_line(const StepMetrics& m) {
       "}");
 }
 
+std::string bytes_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return format(unit > 0 && value < 10 ? "%.1f" : "%.0f", value) + " " + kUnits[unit];
+}
+
+std::string progress_text(const StepMetrics& m, const ProgressFigures& figures, int width) {
+  struct Part {
+    std::string text;
+    int rank;  // the part with the highest goes first
+  };
+  std::vector<Part> parts;
+  if (figures.bar) {
+    constexpr int kBar = 20;
+    const int64_t total = figures.total_steps;
+    const auto filled =
+        total > 0 ? static_cast<size_t>(static_cast<double>(m.step) / total * kBar) : kBar;
+    std::string bar(filled, '#');
+    bar.resize(kBar, '.');
+    parts.push_back({"[" + bar + "]", 4});
+  }
+  const int64_t peak =
+      m.peak_bytes.empty() ? 0 : *std::max_element(m.peak_bytes.begin(), m.peak_bytes.end());
+  parts.push_back({concat("step ", m.step, "/", figures.total_steps), 0});
+  parts.push_back({format("epoch %.2f", m.epoch), 5});
+  parts.push_back({format("loss %.4f", m.loss), 0});
+  if (std::isfinite(m.lr)) {
+    parts.push_back({format("lr %.3g", m.lr), 6});
+  }
+  parts.push_back(m.skipped ? Part{"skipped", 1} : Part{format("grad norm %.3g", m.grad_norm), 7});
+  parts.push_back({format("%.0f samples/s", figures.samples_per_second), 1});
+  parts.push_back({bytes_text(peak), 3});
+  if (figures.seconds_left >= 0) {
+    parts.push_back({clock_text(figures.seconds_left) + " left", 2});
+  }
+  const auto joined = [&] {
+    std::string line;
+    for (const Part& part : parts) {
+      line += (line.empty() ? "" : "  ") + part.text;
+    }
+    return line;
+  };
+  std::string line = joined();
+  while (width > 0 && static_cast<int>(line.size()) > width && parts.size() > 1) {
+    const auto least = [](const Part& a, const Part& b) { return a.rank < b.rank; };
+    parts.erase(std::max_element(parts.begin(), parts.end(), least));
+    line = joined();
+  }
+  return width > 0 ? line.substr(0, static_cast<size_t>(width)) : line;
+}
+
 MetricsFile::MetricsFile(const std::string& path, int64_t keep_steps) : path_(path) {
   const std::string kept = keep_steps > 0 ? earlier_lines(path, keep_steps) : "";
   if (keep_steps > 0) {
@@ -150,35 +222,28 @@ void Progress::show(const StepMetrics& m) {
   if (first_step_ < 0) {
     first_step_ = m.step;
   }
+  samples_ += m.samples;
   const double since = std::chrono::duration<double>(now - last_).count();
-  const bool must = m.step == first_step_ || m.step == total_steps_;
-  if (!must && since < (terminal_ ? 0.1 : 2.0)) {
+  const bool first = m.step == first_step_;
+  if (!first && m.step != total_steps_ && since < (terminal_ ? 0.1 : 2.0)) {
     return;
   }
-  last_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const double done = static_cast<double>(m.step - first_step_ + 1);
-  const double left = elapsed / done * static_cast<double>(total_steps_ - m.step);
-  char text[256];
-  std::snprintf(text,
-                sizeof(text),
-                "step %ld/%ld  epoch %.2f  loss %.4f  lr %.3g  grad norm %.3g  %.0f samples/s",
-                static_cast<long>(m.step),
-                static_cast<long>(total_steps_),
-                m.epoch,
-                m.loss,
-                m.lr,
-                m.grad_norm,
-                static_cast<double>(m.samples) / std::max(m.step_seconds, 1e-9));
+  ProgressFigures figures;
+  figures.total_steps = total_steps_;
+  // From one line to the next, with all that is done between steps.
+  figures.samples_per_second =
+      static_cast<double>(samples_) / std::max(first ? elapsed : since, 1e-9);
+  last_ = now;
+  samples_ = 0;
   if (!terminal_) {
-    std::fprintf(stderr, "%s\n", text);
+    std::fprintf(stderr, "%s\n", progress_text(m, figures, 0).c_str());
     return;
   }
-  constexpr int kWidth = 20;
-  const int filled = total_steps_ > 0 ? static_cast<int>(kWidth * m.step / total_steps_) : kWidth;
-  std::string bar(static_cast<size_t>(filled), '#');
-  bar.resize(kWidth, '.');
-  std::fprintf(stderr, "\r[%s] %s  %s left\033[K", bar.c_str(), text, clock_text(left).c_str());
+  figures.seconds_left = elapsed / done * static_cast<double>(total_steps_ - m.step);
+  figures.bar = true;
+  std::fprintf(stderr, "\r%s\033[K", progress_text(m, figures, terminal_width() - 1).c_str());
   std::fflush(stderr);
   open_ = true;
 }

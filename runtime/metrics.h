@@ -44,6 +44,19 @@ class MetricsFile {
 
 std::string metrics_line(const StepMetrics& metrics);
 
+// "812 KiB", "1.4 GiB".
+std::string bytes_text(int64_t bytes);
+
+// The step as a person reads it, in at most `width` columns (0: any number): what matters least is
+// left out first.
+struct ProgressFigures {
+  int64_t total_steps = 0;
+  double samples_per_second = 0;
+  double seconds_left = -1;  // < 0: not shown
+  bool bar = false;
+};
+std::string progress_text(const StepMetrics& metrics, const ProgressFigures& figures, int width);
+
 // On a terminal one line that is written over; elsewhere plain lines, at most one in two seconds.
 // On stderr.
 class Progress {
@@ -59,7 +72,8 @@ class Progress {
   bool terminal_;
   bool open_ = false;
   std::chrono::steady_clock::time_point start_;
-  std::chrono::steady_clock::time_point last_;
+  std::chrono::steady_clock::time_point last_;  // that a step was shown
+  int64_t samples_ = 0;                         // since then
   int64_t first_step_ = -1;
 };
 
