@@ -1,11 +1,14 @@
 // NumPy's .npz: a zip archive (stored or deflated entries, with or without the 64-bit extension) of
 // .npy files. The archive is read through its central directory at the end, as numpy.load does.
+#include <zlib.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
 #include <numeric>
 
 #include "graph/base/error.h"
+#include "graph/base/log.h"
 #include "runtime/dataset.h"
 #include "runtime/file_bytes.h"
 
@@ -48,6 +51,7 @@ class ByteReader {
 struct ZipEntry {
   std::string name;
   uint16_t method = 0;  // 0 stored, 8 deflated
+  uint32_t crc32 = 0;
   uint64_t packed_bytes = 0;
   uint64_t bytes = 0;
   uint64_t header_at = 0;
@@ -107,6 +111,7 @@ std::vector<ZipEntry> read_directory(const ByteReader& reader, const std::string
                     "' has a damaged zip directory");
     ZipEntry entry;
     entry.method = reader.read<uint16_t>(at + 10);
+    entry.crc32 = reader.read<uint32_t>(at + 16);
     entry.packed_bytes = reader.read<uint32_t>(at + 20);
     entry.bytes = reader.read<uint32_t>(at + 24);
     const auto name_bytes = reader.read<uint16_t>(at + 28);
@@ -121,9 +126,9 @@ std::vector<ZipEntry> read_directory(const ByteReader& reader, const std::string
   return entries;
 }
 
-std::vector<std::byte> read_entry(const ByteReader& reader,
-                                  const ZipEntry& entry,
-                                  const std::string& what) {
+std::vector<std::byte> unpack_entry(const ByteReader& reader,
+                                    const ZipEntry& entry,
+                                    const std::string& what) {
   const uint64_t data_at = entry.header_at + 30 + reader.read<uint16_t>(entry.header_at + 26) +
                            reader.read<uint16_t>(entry.header_at + 28);
   const std::byte* data = reader.span(data_at, entry.packed_bytes);
@@ -142,6 +147,15 @@ std::vector<std::byte> read_entry(const ByteReader& reader,
   return inflate_raw(data, entry.packed_bytes, entry.bytes, what);
 }
 
+std::vector<std::byte> read_entry(const ByteReader& reader,
+                                  const ZipEntry& entry,
+                                  const std::string& what) {
+  std::vector<std::byte> bytes = unpack_entry(reader, entry, what);
+  const uLong crc = ::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+  TRAINRT_REQUIRE(crc == entry.crc32, kInvalidArgument, what, " is damaged (check sum)");
+  return bytes;
+}
+
 DType npy_dtype(const std::string& descr, const std::string& what) {
   static const std::map<std::string, DType> kTypes = {{"f4", DType::kFloat32},
                                                       {"f8", DType::kFloat64},
@@ -157,7 +171,7 @@ DType npy_dtype(const std::string& descr, const std::string& what) {
                                                       {"b1", DType::kBool}};
   const auto at = descr.size() < 2 ? kTypes.end() : kTypes.find(descr.substr(1));
   TRAINRT_REQUIRE(at != kTypes.end() && (descr[0] != '>' || descr.back() == '1'),
-                  kInvalidArgument,
+                  kUnsupported,
                   what,
                   " has dtype '",
                   descr,
@@ -195,6 +209,8 @@ std::string after_key(const std::string& header, const std::string& key, const s
   return value == std::string::npos ? "" : header.substr(value);
 }
 
+// Throws kUnsupported for an array of elements that no input could take, kInvalidArgument for
+// damage.
 Tensor parse_npy(const std::vector<std::byte>& bytes, const std::string& what) {
   const ByteReader reader(bytes, what);
   TRAINRT_REQUIRE(bytes.size() >= 10 && std::memcmp(bytes.data(), "\x93NUMPY", 6) == 0,
@@ -209,7 +225,7 @@ Tensor parse_npy(const std::vector<std::byte>& bytes, const std::string& what) {
                            header_bytes);
   const std::string descr = after_key(header, "descr", what);
   TRAINRT_REQUIRE(descr.size() > 1 && descr[0] == '\'',
-                  kInvalidArgument,
+                  kUnsupported,
                   what,
                   " is a structured array; wanted a plain one");
   const DType dtype = npy_dtype(descr.substr(1, descr.find('\'', 1) - 1), what);
@@ -255,6 +271,7 @@ std::unique_ptr<Dataset> open_npz(const std::string& path,
   std::vector<DataArray> arrays;
   std::vector<Tensor> tensors;
   std::vector<int> axes;
+  std::vector<std::string> left_out;
   for (const ZipEntry& entry : read_directory(reader, path)) {
     if (!entry.name.ends_with(".npy")) {
       continue;
@@ -262,10 +279,22 @@ std::unique_ptr<Dataset> open_npz(const std::string& path,
     DataArray array;
     array.name = entry.name.substr(0, entry.name.size() - 4);
     const std::string what = concat("array '", array.name, "' of '", path, "'");
-    tensors.push_back(parse_npy(read_entry(reader, entry, what), what));
+    try {
+      tensors.push_back(parse_npy(read_entry(reader, entry, what), what));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) {
+        throw;
+      }
+      left_out.push_back(error.message());  // texts, say, that nothing reads
+      continue;
+    }
     const auto axis = batch_axes.find(array.name);
     axes.push_back(axis == batch_axes.end() ? 0 : axis->second);
     arrays.push_back(std::move(array));
+  }
+  TRAINRT_REQUIRE(!arrays.empty() || left_out.empty(), kInvalidArgument, left_out.front());
+  for (const std::string& reason : left_out) {
+    log_warning(reason, "; it is left out");
   }
   return make_memory_dataset(path, std::move(arrays), std::move(tensors), std::move(axes));
 }

@@ -79,5 +79,33 @@ TEST(NpzDatasetTest, DamageIsAnErrorThatNamesTheFile) {
   }
 }
 
+TEST(NpzDatasetTest, AFlippedByteOfThePayloadIsSeen) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("d.npz");
+  numpy("np.savez('" + path + "', x=np.full((50, 4), 7, 'u1'))");
+  std::string bytes = testing::file_text(path);
+  const size_t at = bytes.find("\x07\x07\x07\x07");
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 20] = 8;
+  testing::write_text(path, bytes);
+  try {
+    open_npz(path, {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("array 'x'"));
+    EXPECT_THAT(error.what(), HasSubstr("check sum"));
+  }
+}
+
+TEST(NpzDatasetTest, AnArrayOfTextsIsLeftOut) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("d.npz");
+  numpy("np.savez('" + path + "', names=np.array(['a', 'bc']), x=np.zeros((2, 4), 'f4'))");
+  const auto data = open_npz(path, {});
+  ASSERT_EQ(data->arrays().size(), 1u);
+  EXPECT_EQ(data->arrays()[0].name, "x");
+}
+
 }  // namespace
 }  // namespace trainrt
