@@ -295,11 +295,16 @@ ValueId LossBuilder::summed_loss(ValueId loss) const {
   return is_sum ? made_by->outputs[0] : kNoValue;
 }
 
-// Correctly classified items of a classification loss in the graph, else kNoValue.
+// Correctly classified items of a classification loss in the graph, else kNoValue. Where classes
+// are weighted too: the count that divides the loss is then no number of items to divide these by.
 ValueId LossBuilder::correct_of(ValueId loss_sum) {
   const Node* made_by = producer(loss_sum);
   if (made_by == nullptr || (made_by->op_type != "SoftmaxCrossEntropyLoss" &&
                              made_by->op_type != "NegativeLogLikelihoodLoss")) {
+    return kNoValue;
+  }
+  const size_t weights = made_by->op_type == "SoftmaxCrossEntropyLoss" ? 4 : 2;
+  if (made_by->inputs.size() > weights && made_by->inputs[weights] != kNoValue) {
     return kNoValue;
   }
   const ValueId scores = made_by->inputs[0];
