@@ -146,7 +146,8 @@ void write_manifest(const std::string& folder,
                    {"seed", position.seed},
                    {"loss_scale", position.loss_scale},
                    {"finite_steps", position.finite_steps},
-                   {"model_hash", position.model_hash}};
+                   {"model_hash", position.model_hash},
+                   {"settings", position.settings}};
   Json files = Json::array();
   Json tensors = Json::array();
   for (const Json& part : parts) {
@@ -249,6 +250,9 @@ Checkpoint Checkpoint::open(const std::string& path) {
     position.loss_scale = manifest.at("loss_scale");
     position.finite_steps = manifest.at("finite_steps");
     position.model_hash = manifest.at("model_hash");
+    if (manifest.contains("settings")) {
+      position.settings = manifest.at("settings").get<std::map<std::string, std::string>>();
+    }
     for (const Json& file : manifest.at("files")) {
       const std::string name = file.at("name");
       std::error_code error;

@@ -27,6 +27,8 @@ struct TrainingPosition {
   double loss_scale = 1;
   int64_t finite_steps = 0;  // since the loss scale last changed
   std::string model_hash;
+  // The run's settings by option, for whoever continues with others; empty in old checkpoints.
+  std::map<std::string, std::string> settings;
 };
 
 struct CheckpointTensor {
@@ -53,6 +55,7 @@ class Checkpoint {
   const std::string& path() const { return path_; }
   const TrainingPosition& position() const { return position_; }
   std::vector<std::string> names() const;
+  bool has(const std::string& name) const { return entries_.count(name) != 0; }
   // The whole tensor. Throws kInvalidArgument when the checkpoint lacks it or a part of it.
   Tensor read(const std::string& name) const;
 

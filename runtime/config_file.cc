@@ -97,10 +97,17 @@ void set_strategy(const std::string& strategy, const std::string& where, Options
   }
 }
 
+// Sizes of example models and what `validate` takes are flags of commands without configuration.
+bool is_configurable(const OptionDef& def) {
+  return (def.groups & ~unsigned{kModelOptions | kValidateOptions}) != 0;
+}
+
 std::vector<std::string> known_keys(const std::string& group) {
   std::vector<std::string> keys;
   for (const OptionDef& def : option_table()) {
-    keys.push_back(def.name);
+    if (is_configurable(def)) {
+      keys.push_back(def.name);
+    }
   }
   if (group.empty()) {
     for (const auto& [name, unused] : kGroups) {
@@ -137,7 +144,7 @@ void set_key(const std::string& group,
     key = at == names.end() ? key : at->second;
   }
   const OptionDef* def = find_option(key);
-  TRAINRT_REQUIRE(def != nullptr,
+  TRAINRT_REQUIRE(def != nullptr && is_configurable(*def),
                   kInvalidArgument,
                   where,
                   ": unknown key '",

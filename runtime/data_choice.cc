@@ -186,6 +186,60 @@ DataChoice choose_synthetic(const Options& options, const Graph& forward, const 
   return choice;
 }
 
+std::string list_arrays(const Dataset& data) {
+  std::string text;
+  for (const DataArray& array : data.arrays()) {
+    text += concat(text.empty() ? "'" : ", '",
+                   array.name,
+                   "' ",
+                   type_string({array.dtype, array.sample_shape}),
+                   " per sample");
+  }
+  return text;
+}
+
+// Labels against what the loss reads, in the words of the data.
+void check_labels(const Graph& forward,
+                  const DataChoice& choice,
+                  const DataArray& array,
+                  bool chosen_by_user) {
+  const LossSpec& loss = choice.loss;
+  const std::optional<ValueId> id = forward.find_value(loss.output);
+  if (loss.kind == "output" || !id) {
+    return;
+  }
+  const Shape& output = forward.value(*id).type.shape;
+  const bool classes = loss.kind == "softmax_cross_entropy" || loss.kind == "nll";
+  const std::string found = concat("array '",
+                                   array.name,
+                                   "' of ",
+                                   choice.dataset->description(),
+                                   " holds ",
+                                   type_string({array.dtype, array.sample_shape}),
+                                   " per sample");
+  const bool has_classes = output.size() > 1 && num_classes(output, loss.labels_shape) > 1;
+  TRAINRT_REQUIRE(!classes || chosen_by_user || has_classes,
+                  kInvalidArgument,
+                  found,
+                  ", integer labels, but output '",
+                  loss.output,
+                  "' ",
+                  shape_string(output),
+                  " has one number for them and not one per class; --loss bce_with_logits or "
+                  "--loss mse compare them with it");
+  TRAINRT_REQUIRE(classes || num_elements(loss.labels_shape) == num_elements(output),
+                  kInvalidArgument,
+                  found,
+                  ", but loss ",
+                  loss.kind,
+                  " compares labels with every element of output '",
+                  loss.output,
+                  "' ",
+                  shape_string(output),
+                  is_integer(array.dtype) ? "; class labels want --loss softmax_cross_entropy" : "",
+                  "; --labels names another array");
+}
+
 std::string list_inputs(const Graph& graph, const std::vector<ValueId>& inputs) {
   std::string text;
   for (const ValueId id : inputs) {
@@ -223,8 +277,8 @@ DataChoice choose_data(const Options& options,
                     " has no labels for loss ",
                     choice.loss.kind,
                     "; name the array that holds them with --labels (it has ",
-                    choice.dataset->arrays().size(),
-                    " arrays)");
+                    list_arrays(*choice.dataset),
+                    ")");
     return choice;
   }
   const DataArray& array = choice.dataset->arrays()[static_cast<size_t>(*choice.label_array)];
@@ -244,6 +298,7 @@ DataChoice choose_data(const Options& options,
   }
   labels.shape.insert(labels.shape.begin(), batch);
   choice.loss = resolve_loss(forward, wanted, &labels);
+  check_labels(forward, choice, array, options.loss != "auto");
   return choice;
 }
 
@@ -297,14 +352,6 @@ std::vector<InputBinding> bind_inputs(const Options& options,
     bindings.push_back(bind_input(training.value(open[0]), data, left[0]));
     open.clear();
   }
-  std::string arrays;
-  for (const DataArray& array : data.arrays()) {
-    arrays += concat(arrays.empty() ? "'" : ", '",
-                     array.name,
-                     "' ",
-                     type_string({array.dtype, array.sample_shape}),
-                     " per sample");
-  }
   TRAINRT_REQUIRE(open.empty(),
                   kInvalidArgument,
                   "no data for input ",
@@ -312,9 +359,29 @@ std::vector<InputBinding> bind_inputs(const Options& options,
                   ": ",
                   data.description(),
                   " has ",
-                  arrays,
+                  list_arrays(data),
                   "; map it with --input NAME=ARRAY");
   return bindings;
+}
+
+void find_ranges(const Graph& forward,
+                 const DataChoice& choice,
+                 std::vector<InputBinding>& bindings) {
+  const bool classes = choice.loss.kind == "softmax_cross_entropy" || choice.loss.kind == "nll";
+  const auto inner = inner_labels(forward);
+  for (InputBinding& binding : bindings) {
+    const std::optional<ValueId> input = forward.find_value(binding.input);
+    const std::optional<ValueId> output = forward.find_value(choice.loss.output);
+    if (classes && !choice.loss.next_token && binding.input == choice.loss.labels && output) {
+      const Shape& scores = forward.value(*output).type.shape;
+      binding.range =
+          ValueRange{0, num_classes(scores, choice.loss.labels_shape), choice.loss.ignore_index};
+    } else if (inner && inner->first == binding.input) {
+      binding.range = ValueRange{0, inner->second, choice.loss.ignore_index};
+    } else if (const int64_t rows = input ? num_indices_of(forward, *input) : 0; rows > 0) {
+      binding.range = ValueRange{-rows, rows};
+    }
+  }
 }
 
 }  // namespace trainrt

@@ -34,4 +34,9 @@ std::vector<InputBinding> bind_inputs(const Options& options,
                                       const Graph& training,
                                       const DataChoice& choice);
 
+// Fills in the range of classes and indices. `forward` as for choose_data.
+void find_ranges(const Graph& forward,
+                 const DataChoice& choice,
+                 std::vector<InputBinding>& bindings);
+
 }  // namespace trainrt

@@ -20,6 +20,12 @@
 
 namespace trainrt {
 
+// What an integer may be: [low, high), or `also`.
+struct ValueRange {
+  int64_t low = 0, high = 0;
+  std::optional<int64_t> also = std::nullopt;
+};
+
 // How one graph input is filled. Integers become the wanted integer type; uint8 becomes float by a
 // division by 255; samples are reshaped to the input's dims without the batch.
 struct InputBinding {
@@ -31,6 +37,7 @@ struct InputBinding {
   int token_axis = -1;  // of the sample: cut to the micro-batch's length, if that has one
   // Labels, which count nothing past the sample's own tokens: they take this value there.
   std::optional<int64_t> past_end = std::nullopt;
+  std::optional<ValueRange> range = std::nullopt;  // of classes and indices, where it is known
 };
 
 // Pairs an input with the array that fills it. Throws kInvalidArgument, naming both with their

@@ -8,6 +8,7 @@
 #include "graph/base/error.h"
 #include "graph/base/log.h"
 #include "runtime/commands/command.h"
+#include "runtime/option_checks.h"
 #include "runtime/version.h"
 
 namespace trainrt {
@@ -38,7 +39,20 @@ const Command& find_command(const std::string& name) {
                name,
                "'",
                did_you_mean(name, names),
+               near_names(name, names).empty() ? ";" : "",
                " 'trainrt --help' lists them");
+}
+
+// The help of a command's options, under a usage line of its own arguments.
+std::string help_text(const Command& command, std::string options) {
+  const std::string words = "[arguments...]";
+  const size_t at = options.find(words);
+  if (at != std::string::npos) {
+    options.replace(at, words.size(), command.arguments);
+  }
+  const std::string arguments = command.arguments.empty() ? "" : " " + command.arguments;
+  return "trainrt " + command.name + arguments + ": " + command.summary + "\n" + options +
+         (command.notes ? command.notes() : "");
 }
 
 int run_command(const Command& command, const std::vector<std::string>& arguments) {
@@ -46,10 +60,7 @@ int run_command(const Command& command, const std::vector<std::string>& argument
   try {
     options = parse_options(command.name, command.groups, arguments);
   } catch (const HelpRequested& help) {
-    std::fputs(("trainrt " + command.name + " " + command.arguments + ": " + command.summary +
-                "\n" + help.text)
-                   .c_str(),
-               stdout);
+    std::fputs(help_text(command, help.text).c_str(), stdout);
     return 0;
   }
   const int count = static_cast<int>(options.arguments.size());
@@ -71,6 +82,7 @@ int run_command(const Command& command, const std::vector<std::string>& argument
                   ", got '",
                   options.arguments.back(),
                   "' as well");
+  check_files(command.name, options);
   return command.run(options);
 }
 

@@ -12,6 +12,11 @@ namespace trainrt {
 namespace {
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+// More than any run has, and few enough to be multiplied by its batch.
+constexpr double kMostSteps = 1e12;
+constexpr double kMostEpochs = 1e9;
+// Threads and processes of one machine: beyond, the system's limits end the program.
+constexpr double kMostThreads = 1024;
 
 template <typename T>
 std::string number_text(T value) {
@@ -24,13 +29,28 @@ template <typename T>
 T parse_number(const std::string& text, const std::string& where, double low, double high) {
   T value{};
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  TRAINRT_REQUIRE(status == std::errc() && end == text.data() + text.size(),
+  const bool whole = end == text.data() + text.size();
+  TRAINRT_REQUIRE(status != std::errc::result_out_of_range || !whole,
+                  kInvalidArgument,
+                  where,
+                  " is ",
+                  text,
+                  ", which no ",
+                  std::is_integral_v<T> ? "64-bit integer" : "double-precision number",
+                  " can be");
+  TRAINRT_REQUIRE(status == std::errc() && whole,
                   kInvalidArgument,
                   where,
                   " is '",
                   text,
                   "'; wanted ",
                   std::is_integral_v<T> ? "an integer" : "a number");
+  TRAINRT_REQUIRE(std::isfinite(static_cast<double>(value)),
+                  kInvalidArgument,
+                  where,
+                  " is ",
+                  text,
+                  "; wanted a finite number");
   TRAINRT_REQUIRE(static_cast<double>(value) >= low && static_cast<double>(value) <= high,
                   kInvalidArgument,
                   where,
@@ -182,8 +202,13 @@ std::vector<OptionDef> data_options() {
       text("output", d, &O::output, "NAME", "graph output the loss reads"),
       number("batch-size", d, &O::batch_size, "samples per step, over all ranks", 1),
       number("micro-batch-size", d, &O::micro_batch_size, "samples per micro-batch (0: planner)"),
-      maybe("steps", d, &O::steps, "steps in all, a resumed run's earlier ones included"),
-      maybe("epochs", d, &O::epochs, "passes over the data in all (default 1)"),
+      maybe("steps",
+            d,
+            &O::steps,
+            "steps in all, a resumed run's earlier ones included",
+            0,
+            kMostSteps),
+      maybe("epochs", d, &O::epochs, "passes over the data in all (default 1)", 0, kMostEpochs),
       number("seed", d, &O::seed, "of shuffling, dropout and synthetic data"),
       text("precision",
            d,
@@ -274,8 +299,13 @@ std::vector<OptionDef> plan_options() {
              "measure the data ranks while they run; move work between them when one slows"),
       text("reduction", p, &O::reduction, "KIND", "fast or exact", {"fast", "exact"}),
       number("logical-shards", p, &O::logical_shards, "of --reduction exact", 1),
-      number("threads", p | kDeviceOptions, &O::threads, "CPU threads per rank (0: cores / ranks)"),
-      number("nproc", p, &O::nproc, "processes to start on this machine", 1),
+      number("threads",
+             p | kDeviceOptions,
+             &O::threads,
+             "CPU threads per rank (0: cores / ranks)",
+             0,
+             kMostThreads),
+      number("nproc", p, &O::nproc, "processes to start on this machine", 1, kMostThreads),
       number("deadline", p, &O::deadline, "seconds a rank waits for another", 1e-3),
       text("cuda-graphs",
            p,

@@ -46,11 +46,12 @@ void refuse_unknown(const std::string& command,
                     "; see 'trainrt ",
                     command,
                     " --help'");
+    const std::string near = did_you_mean(name, flag_names(groups));
     TRAINRT_FAIL(kInvalidArgument,
                  "unknown option ",
                  name,
-                 did_you_mean(name, flag_names(groups)),
-                 " See 'trainrt ",
+                 near.empty() ? "; see" : near + " See",
+                 " 'trainrt ",
                  command,
                  " --help'");
   }
@@ -103,7 +104,8 @@ Options parse_options(const std::string& command,
   Options options;
   std::string config;
   std::vector<std::string> set_items;
-  app.add_option("arguments", options.arguments, "MODEL.onnx, a name, or files");
+  // Shown by the command's own first line.
+  app.add_option("arguments", options.arguments, "MODEL.onnx, a name, or files")->group("");
   const bool configurable = (groups & (kDataOptions | kPlanOptions)) != 0;
   if (configurable) {
     app.add_option("--config", config, "YAML file of options")->type_name("FILE");
@@ -125,12 +127,15 @@ Options parse_options(const std::string& command,
   refuse_unknown(command, groups, app.remaining());
   refuse_unknown(command, groups, options.arguments);
   if (!config.empty()) {
+    options.config = config;
+    options.given.insert("config");
     const std::vector<std::byte> bytes = read_file(config);
     apply_config(
         std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), config, options);
   }
   for (const auto& [key, value] : parse_pairs(set_items, "--set")) {
     apply_setting(key, value, "--set " + key, options);
+    options.given.insert("set");
   }
   for (const Given& flag : given) {
     if (flag.def->repeatable && !flag.values.empty()) {
@@ -139,6 +144,7 @@ Options parse_options(const std::string& command,
     for (const std::string& value : flag.values) {
       flag.def->set(options, value, "--" + flag.def->name);
       options.given.insert(flag.def->name);
+      options.flags.insert(flag.def->name);
     }
   }
   return options;

@@ -100,7 +100,9 @@ struct Options {
   double dropout = -1;
   bool symbolic_seq = false;
 
+  std::string config;           // --config FILE
   std::set<std::string> given;  // names of options that some source set
+  std::set<std::string> flags;  // and of those on the command line
   bool is_given(const std::string& name) const { return given.count(name) != 0; }
 };
 

@@ -90,9 +90,12 @@ void ParameterStore::load_initial() {
 
 void ParameterStore::load(const std::function<Tensor(const std::string&)>& whole) {
   for (const std::string& name : names()) {
+    const Tensor tensor = whole(name);
+    if (!tensor.defined()) {
+      continue;
+    }
     const auto piece = pieces_.find(name);
-    executor_.write(name,
-                    piece == pieces_.end() ? whole(name) : cut_piece(whole(name), piece->second));
+    executor_.write(name, piece == pieces_.end() ? tensor : cut_piece(tensor, piece->second));
   }
 }
 

@@ -23,7 +23,8 @@ class ParameterStore {
 
   // Initial values: from the model's file, or zeros. Throws what TensorSource::load throws.
   void load_initial();
-  // From whole tensors. Throws kInvalidArgument when a shape differs.
+  // From whole tensors; an undefined one leaves its contents. Throws kInvalidArgument when a shape
+  // differs.
   void load(const std::function<Tensor(const std::string& name)>& whole);
 
   std::vector<std::string> names() const;                                 // of what this rank holds

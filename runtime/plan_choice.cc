@@ -277,6 +277,16 @@ std::vector<DeviceOptions> rank_devices(const Options& options, const Processes&
   const int local_ranks = num_processes == 1 ? ranks : processes.local;
   const int threads = options.threads > 0 ? static_cast<int>(options.threads)
                                           : std::max(1, num_usable_cores() / local_ranks);
+  // A user may have some ten thousand threads, and each takes a stack.
+  constexpr int64_t kMostThreads = 4096;
+  TRAINRT_REQUIRE(int64_t{threads} * local_ranks <= kMostThreads,
+                  kInvalidArgument,
+                  "--threads ",
+                  threads,
+                  " for each of ",
+                  local_ranks,
+                  " ranks of this machine are more than ",
+                  kMostThreads);
   for (DeviceOptions& device : devices) {
     device.threads = threads;
   }
@@ -307,6 +317,14 @@ Plan choose_plan(const Options& options,
       plan.shares = make_shares(
           options.batch_size, num_devices, options.micro_batch_size, parse_shares(options.shares));
     }
+    TRAINRT_REQUIRE(options.shares.empty() || plan.data_parallel > 1,
+                    kInvalidArgument,
+                    "--shares ",
+                    options.shares,
+                    " has no effect with --devices ",
+                    options.devices.empty() ? "cpu" : options.devices,
+                    ": one data rank takes the whole batch; --devices cpu:N makes N of this "
+                    "machine");
     plan.model_hash = job.model->hash();
     plan.bind = job.bind.dims;
     plan.precision = job.precision;

@@ -5,11 +5,13 @@
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <set>
 
 #include "graph/base/log.h"
 #include "graph/onnx_export.h"
 #include "parallel/partition.h"
+#include "runtime/bad_values.h"
 #include "runtime/plan_choice.h"
 #include "runtime/signals.h"
 
@@ -42,7 +44,9 @@ RankRunner::RankRunner(Run& run, int rank, Communicator* world)
   store_.share_ownership(world_);
   store_.load_initial();
   if (run.checkpoint) {
-    store_.load([&](const std::string& name) { return run.checkpoint->read(name); });
+    store_.load([&](const std::string& name) {
+      return run.tensors.fresh.count(name) != 0 ? Tensor() : run.checkpoint->read(name);
+    });
   }
   if (run.job.token_batches) {
     weights_ = data_rank_weights(run.options, plan_, run.devices);
@@ -115,7 +119,17 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step) {
   feed.skip_overflow = scaler_.active();
   feed.inputs = &data.inputs;
   feed.work = run_.job.token_batches ? &data.work : nullptr;
-  return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
+  try {
+    return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::kNonFinite || error.code() == ErrorCode::kInvalidArgument) {
+      const std::string bad = find_bad_value(*run_.job.dataset, run_.job.bindings, data.samples);
+      if (!bad.empty()) {
+        error.add_context(bad);
+      }
+    }
+    throw;
+  }
 }
 
 // All ranks stop after the same step, whichever process got the signal.
@@ -140,12 +154,30 @@ void RankRunner::save(int64_t step, int64_t position) {
   at.finite_steps = scaler_.finite_steps();
   at.seed = run_.options.seed;
   at.model_hash = run_.job.model->hash();
+  at.settings = training_settings(run_.options, run_.job);
+  std::vector<std::string> names = store_.owned_names();
+  if (rank_ == 0) {
+    names.insert(names.end(), run_.tensors.carried.begin(), run_.tensors.carried.end());
+  }
   write_checkpoint(
       run_.options.checkpoint_dir,
       at,
-      store_.owned_names(),
-      [&](const std::string& name) { return store_.piece(name); },
+      names,
+      [&](const std::string& name) { return tensor_to_save(name); },
       world_);
+}
+
+CheckpointTensor RankRunner::tensor_to_save(const std::string& name) const {
+  const std::vector<std::string>& carried = run_.tensors.carried;
+  if (std::find(carried.begin(), carried.end(), name) == carried.end()) {
+    return store_.piece(name);
+  }
+  CheckpointTensor tensor;
+  tensor.name = name;
+  tensor.data = run_.checkpoint->read(name);
+  tensor.shape = tensor.data.shape();
+  tensor.offset.assign(tensor.shape.size(), 0);
+  return tensor;
 }
 
 void RankRunner::report(const StepData& data,
@@ -155,7 +187,9 @@ void RankRunner::report(const StepData& data,
   StepMetrics m;
   m.step = step + 1;
   m.loss = result.loss();
-  m.lr = schedule_.at(step - skipped_);
+  // A model's own training_info has its own, which nobody can tell from outside.
+  m.lr = run_.job.from_training_info ? std::numeric_limits<double>::quiet_NaN()
+                                     : schedule_.at(step - skipped_);
   m.grad_norm = result.grad_norm;
   m.samples = data.num_samples;
   m.step_seconds = seconds;
@@ -272,13 +306,19 @@ void RankRunner::train() {
   progress_->finish();
   const double seconds = seconds_since(begin);
   const double samples = static_cast<double>(position - run_.range.start);
-  std::printf("%s %" PRId64 " steps (%.0f samples) in %.1f s: %.0f samples/s, last loss %.6g\n",
-              stopped ? "stopped after" : "trained",
-              step - run_.range.first_step,
-              samples,
-              seconds,
-              samples / std::max(seconds, 1e-9),
-              loss);
+  if (step == run_.range.first_step && !stopped) {
+    std::printf("nothing left to train: %" PRId64 " of %" PRId64 " steps are done\n",
+                step,
+                run_.range.total_steps);
+  } else {
+    std::printf("%s %" PRId64 " steps (%.0f samples) in %.1f s: %.0f samples/s, last loss %.6g\n",
+                stopped ? "stopped after" : "trained",
+                step - run_.range.first_step,
+                samples,
+                seconds,
+                samples / std::max(seconds, 1e-9),
+                loss);
+  }
   if (saved_step >= 0 && !options.checkpoint_dir.empty()) {
     std::printf("checkpoint of step %" PRId64 " in %s%s\n",
                 saved_step,
@@ -322,11 +362,12 @@ void RankRunner::export_model() {
   export_trained(
       *run_.job.model,
       [&](const std::string& name) {
-        if (held.count(name) == 0) {
+        const bool carried = run_.checkpoint && run_.checkpoint->has(name);
+        if (held.count(name) == 0 && !carried) {
           return Tensor();
         }
         const auto type = run_.job.model_types.find(name);
-        const Tensor value = whole(name);
+        const Tensor value = held.count(name) != 0 ? whole(name) : run_.checkpoint->read(name);
         return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);
       },
       run_.options.export_file);

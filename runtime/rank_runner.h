@@ -16,6 +16,7 @@
 #include "runtime/parameter_store.h"
 #include "runtime/rank_groups.h"
 #include "runtime/rebalancer.h"
+#include "runtime/resume.h"
 #include "runtime/run_trace.h"
 #include "runtime/trainer.h"
 #include "runtime/training_job.h"
@@ -32,9 +33,10 @@ struct Run {
   StepRange range = {};
   std::vector<int64_t> sizes = {};  // of steps, in samples: what programs are compiled for
   std::vector<CompiledRank> ranks = {};
-  std::optional<Checkpoint> checkpoint = std::nullopt;  // to begin from
-  std::optional<int> only_rank = std::nullopt;          // of this process; nothing when it runs all
-  int exit_code = 0;                                    // set by the first rank of this process
+  std::shared_ptr<const Checkpoint> checkpoint = nullptr;  // to begin from
+  TensorsOfResume tensors = {};                            // that not both of them train
+  std::optional<int> only_rank = std::nullopt;  // of this process; nothing when it runs all
+  int exit_code = 0;                            // set by the first rank of this process
   std::shared_ptr<std::mutex> compiling = std::make_shared<std::mutex>();
 };
 
@@ -50,6 +52,7 @@ class RankRunner {
   StepResult run_step(const StepData& data, int64_t step);
   bool asked_to_stop();
   void save(int64_t step, int64_t position);
+  CheckpointTensor tensor_to_save(const std::string& name) const;
   void export_model();
   LoaderOptions loader_options(bool shuffle) const;
   std::unique_ptr<DataLoader> make_loader(bool shuffle, int64_t start) const;

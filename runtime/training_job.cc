@@ -7,6 +7,7 @@
 #include "graph/passes/precision.h"
 #include "runtime/data_choice.h"
 #include "runtime/load_cuda.h"
+#include "runtime/option_checks.h"
 #include "runtime/sample_order.h"
 
 namespace trainrt {
@@ -49,7 +50,7 @@ std::string graph_precision(const std::string& precision) {
 std::string resolve_precision(const Options& options) {
   const bool cuda = names_cuda(options.devices);
   TRAINRT_REQUIRE(options.precision != "tf32" || cuda,
-                  kUnsupported,
+                  kInvalidArgument,
                   "--precision tf32 needs --devices cuda; the CPU runs fp64, fp32, bf16 and fp16");
   if (options.precision == "auto") {
     return cuda ? "bf16" : "fp32";  // what the device is fastest in
@@ -88,6 +89,29 @@ BindOptions bind_options(const Options& options, bool training) {
   return bind;
 }
 
+void check_bound_dims(const OnnxModel& model, const BindOptions& bind) {
+  for (const ModelInput& input : model.inputs()) {
+    const auto named = bind.batch_axes.find(input.name);
+    const int axis = named == bind.batch_axes.end() ? input.batch_axis : named->second;
+    if (axis < 0 || axis >= static_cast<int>(input.dims.size())) {
+      continue;
+    }
+    const std::string& symbol = input.dims[static_cast<size_t>(axis)].symbol;
+    const auto bound = bind.dims.find(symbol);
+    TRAINRT_REQUIRE(bound == bind.dims.end(),
+                    kInvalidArgument,
+                    "--bind ",
+                    symbol,
+                    "=",
+                    bound == bind.dims.end() ? 0 : bound->second,
+                    " has no effect: '",
+                    symbol,
+                    "' enumerates the samples of input '",
+                    input.name,
+                    "', whose number --batch-size and --micro-batch-size set");
+  }
+}
+
 namespace {
 
 // The bindings of one kind of micro-batch.
@@ -103,7 +127,16 @@ BindOptions bound_to(const TrainingJob& job, const MicroBatchShape& shape) {
 }  // namespace
 
 Graph TrainingJob::forward(const MicroBatchShape& shape) const {
-  return apply_precision(model->bind(bound_to(*this, shape)), graph_precision(precision));
+  Graph graph = apply_precision(model->bind(bound_to(*this, shape)), graph_precision(precision));
+  for (ValueId id = 0; checkpoint && id < graph.num_values(); ++id) {
+    Value& value = graph.value(id);
+    if (value.kind == ValueKind::kConstant && value.source.load && checkpoint->has(value.name)) {
+      value.source.load = [from = checkpoint, name = value.name, dtype = value.type.dtype] {
+        return from->read(name).cast(dtype);
+      };
+    }
+  }
+  return graph;
 }
 
 TrainingGraph TrainingJob::build(const MicroBatchShape& shape, bool accumulate) const {
@@ -164,6 +197,35 @@ void count_tokens(const Options& options,
 
 }  // namespace
 
+namespace {
+
+// A name of --batch-axis is a graph input's or, failing that, a data array's.
+void check_array_axes(const std::map<std::string, int>& array_axes,
+                      const OnnxModel& model,
+                      const Dataset& data) {
+  for (const auto& [name, axis] : array_axes) {
+    std::vector<std::string> known;
+    for (const ModelInput& input : model.inputs()) {
+      known.push_back(input.name);
+    }
+    for (const DataArray& array : data.arrays()) {
+      known.push_back(array.name);
+    }
+    TRAINRT_REQUIRE(data.find_array(name).has_value(),
+                    kInvalidArgument,
+                    "--batch-axis ",
+                    name,
+                    "=",
+                    axis,
+                    ": neither the model nor the data have an input or array '",
+                    name,
+                    "'",
+                    did_you_mean(name, known));
+  }
+}
+
+}  // namespace
+
 TrainingJob make_training_job(const Options& options, bool evaluate) {
   TrainingJob job;
   job.model = std::make_shared<const OnnxModel>(OnnxModel::load(options.arguments.at(0)));
@@ -187,6 +249,10 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   job.spec.optimizer = optimizer_spec(options);
   job.from_training_info = !evaluate && job.model->has_training_info() &&
                            !options.is_given("optimizer") && !options.is_given("loss");
+  if (job.from_training_info) {
+    refuse_beside_training_info(options);
+  }
+  check_bound_dims(*job.model, job.bind);
   const int64_t micro_batch = micro_batch_to_try(options);
   BindOptions bound = job.bind;
   bound.batch = micro_batch;
@@ -195,6 +261,7 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   job.num_forward_nodes = plain.num_nodes();
   Graph forward = apply_precision(plain, graph_precision(job.precision));
   DataChoice choice = choose_data(options, forward, evaluate, array_axes);
+  check_array_axes(array_axes, *job.model, *choice.dataset);
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;
   std::optional<TokenLengths> lengths;
@@ -206,6 +273,7 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
                              : job.build_from(std::move(forward), {micro_batch, 0}, true));
   job.example_micro_batch = micro_batch;
   job.bindings = bind_inputs(options, job.example->graph, choice);
+  find_ranges(plain, choice, job.bindings);
   for (const InputBinding& binding : job.bindings) {
     job.input_names.push_back(binding.input);
   }

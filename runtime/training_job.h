@@ -9,6 +9,7 @@
 
 #include "graph/onnx_import.h"
 #include "graph/training_graph.h"
+#include "runtime/checkpoint.h"
 #include "runtime/data_loader.h"
 #include "runtime/dataset.h"
 #include "runtime/lr_schedule.h"
@@ -29,6 +30,8 @@ struct TrainingJob {
   std::vector<std::string> input_names;  // of the bindings, in order
   int num_forward_nodes = 0;
   std::map<std::string, TensorType> model_types;  // parameters and state as the file has them
+  // Of a resumed run: frozen weights are read from it, since they may have been trained before.
+  std::shared_ptr<const Checkpoint> checkpoint;
 
   // The accumulating graph that the data were matched with, and its micro-batch size: build() need
   // not make it again.
@@ -63,5 +66,7 @@ StepRange step_range(const Options& options,
                      int64_t start);
 
 BindOptions bind_options(const Options& options, bool training);
+// Throws kInvalidArgument when --bind names a dim that enumerates samples.
+void check_bound_dims(const OnnxModel& model, const BindOptions& bind);
 
 }  // namespace trainrt

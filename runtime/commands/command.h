@@ -18,6 +18,7 @@ struct Command {
   int max_arguments = 0;  // < 0: any number
   // Returns the exit code; an Error thrown becomes a message and its own code.
   std::function<int(const Options&)> run;
+  std::function<std::string()> notes = nullptr;  // that --help ends with
 };
 
 struct RegisterCommand {

@@ -211,6 +211,23 @@ std::string as_json(const OnnxModel& model, const Report& report) {
   return json.dump(2) + "\n";
 }
 
+// Flags that it takes with the others, so that a configuration file serves all commands, but does
+// not read.
+void refuse_unread(const Options& options) {
+  for (const std::string& flag : options.flags) {
+    const OptionDef* option = find_option(flag);
+    const bool shared =
+        option != nullptr && (option->groups & (kDataOptions | kTrainingOptions)) != 0;
+    const bool read = flag == "bind" || flag == "batch-axis" || flag == "batch-size" ||
+                      flag == "trainable" || flag == "freeze";
+    TRAINRT_REQUIRE(!shared || read,
+                    kInvalidArgument,
+                    "--",
+                    flag,
+                    " has no effect with 'trainrt inspect', which looks at the model alone");
+  }
+}
+
 const RegisterCommand kInspect{{
     .name = "inspect",
     .arguments = "MODEL.onnx",
@@ -220,7 +237,9 @@ const RegisterCommand kInspect{{
     .max_arguments = 1,
     .run =
         [](const Options& options) {
+          refuse_unread(options);
           const OnnxModel model = OnnxModel::load(options.arguments[0]);
+          check_bound_dims(model, bind_options(options, true));
           const Report report = make_report(model, options);
           write_result(options.format == "json" ? as_json(model, report) : as_text(model, report),
                        options);

@@ -5,6 +5,7 @@
 
 #include "graph/base/error.h"
 #include "graph/onnx_export.h"
+#include "graph/printer.h"
 #include "runtime/commands/command.h"
 
 namespace trainrt {
@@ -23,23 +24,29 @@ int64_t weight_bytes(const Graph& graph) {
   return bytes;
 }
 
+struct Size {
+  const char* flag;
+  int64_t Options::*option;
+  int64_t ModelSpec::*field;
+};
+constexpr Size kSizes[] = {{"layers", &Options::layers, &ModelSpec::layers},
+                           {"hidden", &Options::hidden, &ModelSpec::hidden},
+                           {"heads", &Options::heads, &ModelSpec::heads},
+                           {"kv-heads", &Options::kv_heads, &ModelSpec::kv_heads},
+                           {"ffn", &Options::ffn, &ModelSpec::ffn},
+                           {"vocab", &Options::vocab, &ModelSpec::vocab},
+                           {"seq", &Options::seq, &ModelSpec::seq},
+                           {"classes", &Options::classes, &ModelSpec::classes},
+                           {"image", &Options::image, &ModelSpec::image},
+                           {"channels", &Options::channels, &ModelSpec::channels}};
+
 ModelSpec spec_from(const Options& options) {
   ModelSpec spec = named_model(options.arguments[0]);
-  const auto take = [](int64_t value, int64_t& field) {
-    if (value > 0) {
-      field = value;
+  for (const Size& size : kSizes) {
+    if (options.*size.option > 0) {
+      spec.*size.field = options.*size.option;
     }
-  };
-  take(options.layers, spec.layers);
-  take(options.hidden, spec.hidden);
-  take(options.heads, spec.heads);
-  take(options.kv_heads, spec.kv_heads);
-  take(options.ffn, spec.ffn);
-  take(options.vocab, spec.vocab);
-  take(options.seq, spec.seq);
-  take(options.classes, spec.classes);
-  take(options.image, spec.image);
-  take(options.channels, spec.channels);
+  }
   if (options.is_given("dropout")) {
     spec.dropout = options.dropout;
   }
@@ -48,11 +55,65 @@ ModelSpec spec_from(const Options& options) {
   return spec;
 }
 
+// Families ignore sizes that they do not have. A size that is one of theirs changes the model, or
+// happens to be its default, in which case another would.
+void refuse_ignored_sizes(const Options& options, const ModelSpec& spec, const Graph& graph) {
+  const std::string text = graph_string(graph);
+  const auto changes = [&](const Size& size, int64_t value) {
+    ModelSpec other = spec;
+    other.*size.field = value;
+    try {
+      return graph_string(build_model(other)) != text;
+    } catch (const Error&) {
+      return true;  // it contradicts another size
+    }
+  };
+  for (const Size& size : kSizes) {
+    const int64_t value = options.*size.option;
+    TRAINRT_REQUIRE(value == 0 || changes(size, 0) || changes(size, 2 * value),
+                    kInvalidArgument,
+                    "--",
+                    size.flag,
+                    " ",
+                    value,
+                    " has no effect: model '",
+                    options.arguments[0],
+                    "' has no such size");
+  }
+}
+
+// "12.3 million" from a million on.
+std::string count_text(int64_t count) {
+  if (count < 1000000) {
+    return concat(count);
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f million", static_cast<double>(count) / 1e6);
+  return text;
+}
+
+// Indented lines of names.
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kWidth = 90;
+  std::string text;
+  std::string line = " ";
+  for (const std::string& name : names) {
+    if (line.size() + 1 + name.size() > kWidth) {
+      text += line + "\n";
+      line = " ";
+    }
+    line += " " + name;
+  }
+  return text + line + "\n";
+}
+
 int write_model(const Options& options) {
   TRAINRT_REQUIRE(!options.output_file.empty(),
                   kInvalidArgument,
                   "'trainrt model' wants -o FILE.onnx to write to");
-  const Graph graph = build_model(spec_from(options));
+  const ModelSpec spec = spec_from(options);
+  const Graph graph = build_model(spec);
+  refuse_ignored_sizes(options, spec, graph);
   const int64_t bytes = weight_bytes(graph);
   ExportOptions how;
   // A model beyond that size is there to be planned and inspected: its weights are not written.
@@ -61,10 +122,10 @@ int write_model(const Options& options) {
   how.sequence_symbol = options.symbolic_seq ? "sequence" : "";
   write_onnx(graph, options.output_file, how);
   std::fprintf(stderr,
-               "wrote %s: %s, %.1f million parameters%s\n",
+               "wrote %s: %s, %s parameters%s\n",
                options.output_file.c_str(),
                options.arguments[0].c_str(),
-               static_cast<double>(bytes) / 4e6,
+               count_text(bytes / 4).c_str(),
                how.write_weights ? "" : " (weights left out: too large for one file)");
   return 0;
 }
@@ -77,6 +138,11 @@ const RegisterCommand kModel{{
     .min_arguments = 1,
     .max_arguments = 1,
     .run = write_model,
+    .notes =
+        [] {
+          return "\nNAME is a family:\n" + listed(model_families()) + "or a named size:\n" +
+                 listed(model_names());
+        },
 }};
 
 }  // namespace

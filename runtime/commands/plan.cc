@@ -9,6 +9,7 @@
 #include "planner/plan_report.h"
 #include "runtime/commands/command.h"
 #include "runtime/file_bytes.h"
+#include "runtime/option_checks.h"
 #include "runtime/plan_choice.h"
 #include "runtime/training_job.h"
 
@@ -150,6 +151,7 @@ std::string predicted_trace(const Timeline& timeline) {
 }
 
 int plan_command(const Options& options) {
+  check_flags(options);
   const auto begin = std::chrono::steady_clock::now();
   PlanRequest request;
   request.topology = topology_of(options);

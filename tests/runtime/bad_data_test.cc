@@ -17,6 +17,7 @@ namespace trainrt {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
@@ -62,6 +63,11 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
       write_text(folder_->file(name), text);
     };
     write("dense.onnx", model(in_out, w, "y = MatMul(x, w)"));
+    write("narrow.onnx",
+          model("(float[N, 4] x) => (float[N, 1] y)",
+                "float[4, 1] w = {1, 2, 3, 4}",
+                "y = MatMul(x, w)"));
+    write("tiny.yaml", "hosts:\n  - {count: 1, devices: [{count: 1, type: cpu, memory: 1000}]}\n");
     write("root.onnx",
           model(in_out,
                 w + ", float[3, 3] v = {1, 0, 2, 0, 1, 0, 3, 1, 0}",
@@ -187,8 +193,11 @@ const std::vector<BadData> kBadData = {
     {"ClassBeyondTheOutput",
      {"run", "dense.onnx", "--data", "class_3_of_3"},
      2,
-     {"class label 3", "[0, 3)"}},
-    {"NegativeClass", {"run", "dense.onnx", "--data", "class_-1"}, 2, {"class label -1", "-100"}},
+     {"class label 3", "[0, 3)", "sample 3 of array 'labels'", "holds 3; wanted 0 to 2"}},
+    {"NegativeClass",
+     {"run", "dense.onnx", "--data", "class_-1"},
+     2,
+     {"class label -1", "-100", "sample 3 of array 'labels'"}},
     {"ClassBeyondTheOutputInEval",
      {"eval", "dense.onnx", "--data", "class_3_of_3"},
      2,
@@ -196,7 +205,15 @@ const std::vector<BadData> kBadData = {
     {"ClassesForALossOfNumbers",
      {"run", "dense.onnx", "--data", "good", "--loss", "mse"},
      2,
-     {"mse", "labels"}},
+     {"array 'labels'", "loss mse", "output 'y'", "softmax_cross_entropy"}},
+    {"ClassesForAnOutputOfOneNumber",
+     {"run", "narrow.onnx", "--data", "good"},
+     2,
+     {"array 'labels'", "output 'y' [32, 1]", "--loss bce_with_logits"}},
+    {"LabelsOfNoArray",
+     {"run", "dense.onnx", "--data", "good", "--input", "x=labels", "--loss", "mse"},
+     2,
+     {"no labels", "'images' float32[4] per sample", "'labels'"}},
     {"AllLabelsIgnored",
      {"run", "dense.onnx", "--data", "ignored"},
      2,
@@ -205,7 +222,14 @@ const std::vector<BadData> kBadData = {
      {"eval", "dense.onnx", "--data", "ignored"},
      2,
      {"every label is ignored"}},
-    {"NanInTheData", {"run", "dense.onnx", "--data", "nan"}, 1, {"step 1", "the loss", "--lr"}},
+    {"NanInTheData",
+     {"run", "dense.onnx", "--data", "nan"},
+     1,
+     {"step 1", "the loss", "--lr", "sample 1 of array 'images'", "holds nan"}},
+    {"WeightsLeftOut",
+     {"run", "missing.onnx", "--cluster", "tiny.yaml"},
+     3,
+     {"the weights", "'no_such.bin'", "'w'", "trainrt plan"}},
     {"NanInTheGradientAlone",
      {"run", "root.onnx", "--data", "zeros"},
      1,
@@ -232,6 +256,15 @@ const std::vector<BadData> kBadData = {
      {"run", "dense.onnx", "--data", "good", "--batch-axis", "x=5"},
      2,
      {"--batch-axis x=5", "2 dims"}},
+    {"BatchAxisOfAnotherName",
+     {"run", "dense.onnx", "--data", "good", "--batch-axis", "image=0"},
+     2,
+     {"--batch-axis image=0", "did you mean 'images'"}},
+    {"BatchBound",
+     {"run", "dense.onnx", "--data", "good", "--bind", "N=2"},
+     2,
+     {"--bind N=2", "input 'x'", "--batch-size"}},
+    {"BatchBoundForInspect", {"inspect", "dense.onnx", "--bind", "N=2"}, 2, {"--bind N=2"}},
     {"ExportDiskFull",
      {"run", "dense.onnx", "--data", "good", "--export", "/dev/full"},
      5,
@@ -286,6 +319,49 @@ TEST(BadCheckpointTest, ASaveThatFailsLeavesTheOneBefore) {
   EXPECT_EQ(run_trainrt({"run", file, "--steps", "2", "--resume", "--checkpoint-dir", checkpoints})
                 .exit_code,
             0);
+}
+
+TEST(WeightedClassesTest, EvalGivesNoAccuracyThatIsNone) {
+  const TemporaryFolder folder;
+  const auto eval = [&](const std::string& weights, const std::string& input) {
+    const std::string file = folder.file("m.onnx");
+    write_text(file,
+               model("(float[N, 4] x, int64[N] labels) => (float loss)",
+                     "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}" + weights,
+                     "h = MatMul(x, w)\nloss = SoftmaxCrossEntropyLoss(h, labels" + input + ")"));
+    const ProgramResult result = run_trainrt({"eval", file, "--steps", "1"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("loss: "));
+    return result.out;
+  };
+  EXPECT_THAT(eval("", ""), HasSubstr("accuracy: "));
+  EXPECT_THAT(eval(", float[3] k = {1, 2, 0.5}", ", k"), Not(HasSubstr("accuracy")));
+}
+
+TEST(BadTokenTest, ACharacterBeyondTheVocabularyIsFound) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("m.onnx"), text = folder.file("t.txt");
+  ASSERT_EQ(run_trainrt({"model",
+                         "gpt2",
+                         "--layers",
+                         "1",
+                         "--hidden",
+                         "16",
+                         "--heads",
+                         "2",
+                         "--vocab",
+                         "8",
+                         "--seq",
+                         "4",
+                         "-o",
+                         file})
+                .exit_code,
+            0);
+  write_text(text, "abcdefghabcdefghabcdefghabcdefghi");
+  const ProgramResult result = run_trainrt({"run", file, "--data", "text:" + text});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("sample 7 of array '"));
+  EXPECT_THAT(result.err, HasSubstr("holds 8; wanted"));
 }
 
 TEST(BadBatchTest, ABatchLargerThanTheDataIsCutToIt) {

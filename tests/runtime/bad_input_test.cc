@@ -17,7 +17,7 @@ using testing::write_text;
 
 struct BadInput {
   const char* name;
-  // %M: the model, %D: a folder that exists.
+  // %M: the model, %D: a folder that exists, %P: its name.
   std::vector<std::string> arguments;
   int exit_code;
   std::vector<std::string> says;  // each part of the message
@@ -30,8 +30,9 @@ void PrintTo(const BadInput& input, std::ostream* out) {
 class BadInputTest : public ::testing::TestWithParam<BadInput> {
  protected:
   std::string filled(std::string text) const {
-    for (const auto& [mark, value] :
-         {std::pair<std::string, std::string>{"%M", model_}, {"%D", folder_.path()}}) {
+    for (const auto& [mark, value] : {std::pair<std::string, std::string>{"%M", model_},
+                                      {"%D", folder_.path()},
+                                      {"%P", std::filesystem::path(folder_.path()).filename()}}) {
       for (size_t at = text.find(mark); at != std::string::npos; at = text.find(mark)) {
         text.replace(at, 2, value);
       }
@@ -62,6 +63,7 @@ TEST_P(BadInputTest, EndsInOneClearMessage) {
   for (const std::string& part : GetParam().says) {
     EXPECT_THAT(result.err, HasSubstr(filled(part)));
   }
+  EXPECT_EQ(testing::file_text(model_), testing::tiny_model());
 }
 
 const std::vector<BadInput> kBadInputs = {
@@ -88,7 +90,55 @@ const std::vector<BadInput> kBadInputs = {
     {"TooManyRanks", {"run", "%M", "--dp", "2"}, 2, {"2 devices, there are 1", "cpu:N"}},
     {"Devices", {"run", "%M", "--devices", "tpu"}, 2, {"tpu", "cpu:N"}},
     {"NoGpu", {"run", "%M", "--devices", "cuda"}, 5, {"doctor"}},
-    {"Precision", {"run", "%M", "--precision", "tf32"}, 3, {"tf32", "--devices cuda", "bf16"}},
+    {"Precision", {"run", "%M", "--precision", "tf32"}, 2, {"tf32", "--devices cuda", "bf16"}},
+    {"Threads", {"run", "%M", "--threads", "100000"}, 2, {"--threads", "0 to 1024"}},
+    {"ThreadsOfAllRanks",
+     {"run", "%M", "--threads", "1024", "--devices", "cpu:8"},
+     2,
+     {"--threads 1024", "8 ranks"}},
+    {"InfiniteRate", {"run", "%M", "--lr", "inf"}, 2, {"--lr", "finite"}},
+    {"RateThatIsNoNumber", {"run", "%M", "--lr", "nan"}, 2, {"--lr", "finite"}},
+    {"Beta", {"run", "%M", "--beta1", "1"}, 2, {"--beta1 is 1", "below 1"}},
+    {"SeedOf65Bits",
+     {"run", "%M", "--seed", "18446744073709551615"},
+     2,
+     {"--seed", "64-bit integer"}},
+    {"SettingOfNoCommand", {"run", "%M", "--set", "heads=3"}, 2, {"unknown key 'heads'"}},
+    {"Momentum",
+     {"run", "%M", "--optimizer", "sgd", "--momentum", "0.9"},
+     2,
+     {"--momentum", "--optimizer sgd", "--optimizer momentum"}},
+    {"Nesterov", {"run", "%M", "--nesterov"}, 2, {"--nesterov", "--optimizer adamw"}},
+    {"MomentumForPlan",
+     {"plan", "%M", "--optimizer", "sgd", "--momentum", "0.9"},
+     2,
+     {"--momentum", "--optimizer sgd"}},
+    {"LossScale",
+     {"run", "%M", "--precision", "bf16", "--init-scale", "8"},
+     2,
+     {"--init-scale", "--precision bf16"}},
+    {"LogicalShards", {"run", "%M", "--logical-shards", "4"}, 2, {"--logical-shards", "exact"}},
+    {"SharesOfOne", {"run", "%M", "--loss", "mse", "--shares", "1"}, 2, {"--shares 1", "cpu:N"}},
+    {"SizeOfAnotherFamily",
+     {"model", "mlp", "--heads", "3", "-o", "%D/m.onnx"},
+     2,
+     {"--heads 3", "'mlp'"}},
+    {"DataForInspect", {"inspect", "%M", "--data", "%D/none.npz"}, 2, {"--data", "inspect"}},
+    {"PageForInspect", {"inspect", "%M", "--format", "html"}, 2, {"--format html", "plan"}},
+    {"ModelReplaced", {"run", "%M", "--metrics", "%M"}, 2, {"--metrics", "the model"}},
+    {"DataReplaced",
+     {"run", "%M", "--data", "text:%D/config.yaml", "--trace", "%D/../%P/config.yaml"},
+     2,
+     {"--trace", "--data"}},
+    {"DataReplacedByEval",
+     {"eval", "%M", "--data", "%D/broken.npz", "-o", "%D/broken.npz"},
+     2,
+     {"-o", "--data"}},
+    {"OutputReplaced",
+     {"run", "%M", "--metrics", "%D/out", "--trace", "%D/out"},
+     2,
+     {"--trace", "--metrics"}},
+    {"ModelOfAnotherName", {"model", "foo", "-o", "%D/m.onnx"}, 2, {"'foo'", "--help"}},
     {"MetricsFolder", {"run", "%M", "--metrics", "%D/no/m.jsonl"}, 5, {"%D/no", "--metrics"}},
     {"ExportFolder", {"run", "%M", "--export", "%D/no/m.onnx"}, 5, {"%D/no", "--export"}},
     {"CheckpointUnderAFile", {"run", "%M", "--checkpoint-dir", "%M/ck"}, 5, {"--checkpoint-dir"}},

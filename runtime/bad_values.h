@@ -1,0 +1,17 @@
+// After a step has failed: which sample of which array may be to blame.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/data_loader.h"
+
+namespace trainrt {
+
+// The first value of `samples` that is not finite or, for class labels and indices, out of range
+// (InputBinding::range), as a line for a message; empty when there is none.
+std::string find_bad_value(const Dataset& data,
+                           const std::vector<InputBinding>& bindings,
+                           const std::vector<int64_t>& samples);
+
+}  // namespace trainrt

@@ -1,0 +1,210 @@
+#include "runtime/option_checks.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "graph/base/error.h"
+#include "runtime/file_bytes.h"
+#include "runtime/load_cuda.h"
+
+namespace trainrt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Hyperparameters and the optimizers that have them.
+const std::map<std::string, std::vector<std::string>> kOptimizersOf = {
+    {"momentum", {"momentum"}},
+    {"nesterov", {"momentum"}},
+    {"beta1", {"adam", "adamw", "lamb"}},
+    {"beta2", {"adam", "adamw", "lamb"}},
+    {"eps", {"adam", "adamw", "adagrad", "lamb"}}};
+
+std::string either_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+  }
+  return text;
+}
+
+// A momentum of 0 and Nesterov switched off say what every optimizer does.
+bool asks_for_nothing(const std::string& name, const Options& options) {
+  return (name == "momentum" && options.momentum == 0) || (name == "nesterov" && !options.nesterov);
+}
+
+void check_hyperparameters(const Options& options) {
+  for (const auto& [name, optimizers] : kOptimizersOf) {
+    const bool known =
+        std::find(optimizers.begin(), optimizers.end(), options.optimizer) != optimizers.end();
+    TRAINRT_REQUIRE(!options.is_given(name) || known || asks_for_nothing(name, options),
+                    kInvalidArgument,
+                    "--",
+                    name,
+                    " has no effect with --optimizer ",
+                    options.optimizer,
+                    name == "momentum" && options.optimizer == "sgd"
+                        ? "; SGD with momentum is --optimizer momentum"
+                        : concat("; it belongs to --optimizer ", either_of(optimizers)));
+  }
+  for (const auto& [name, value] : {std::pair<const char*, double>{"beta1", options.beta1},
+                                    std::pair<const char*, double>{"beta2", options.beta2}}) {
+    TRAINRT_REQUIRE(
+        value < 1, kInvalidArgument, "--", name, " is ", value, "; wanted at least 0 and below 1");
+  }
+}
+
+// Only flags: a configuration file may keep what another precision or reduction reads.
+void check_modes(const Options& options) {
+  const auto refuse = [&](const char* name, bool effective, const std::string& reason) {
+    TRAINRT_REQUIRE(effective || options.flags.count(name) == 0,
+                    kInvalidArgument,
+                    "--",
+                    name,
+                    " has no effect with ",
+                    reason);
+  };
+  const bool scales = options.precision == "fp16" || options.precision == "auto";
+  for (const char* name : {"init-scale", "growth-factor", "backoff-factor", "growth-interval"}) {
+    refuse(name, scales, concat("--precision ", options.precision, "; it scales fp16's loss"));
+  }
+  refuse("logical-shards",
+         options.reduction == "exact",
+         concat("--reduction ", options.reduction, "; it belongs to --reduction exact"));
+}
+
+struct NamedFile {
+  std::string flag;
+  std::string path;
+};
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) {
+    return true;
+  }
+  const fs::path whole = fs::weakly_canonical(a, error);
+  return !whole.empty() && whole == fs::weakly_canonical(b, error);
+}
+
+std::vector<NamedFile> input_files(const std::string& command, const Options& options) {
+  std::vector<NamedFile> files;
+  if (command != "model") {  // whose argument is a name
+    for (const std::string& argument : options.arguments) {
+      files.push_back({command == "validate" ? "the measured rows" : "the model", argument});
+      for (const char* ending : {".data", ".weights"}) {  // where exporters put the weights
+        files.push_back({"the model's weights", argument + ending});
+      }
+    }
+  }
+  std::string data = options.data;
+  for (const std::string& kind : {std::string("tokens:"), std::string("text:")}) {
+    data = data.rfind(kind, 0) == 0 ? data.substr(kind.size()) : data;
+  }
+  std::error_code error;
+  if (fs::is_directory(data, error)) {
+    for (const auto& entry : fs::directory_iterator(data, error)) {
+      if (entry.path().filename().string().find("-idx") != std::string::npos) {
+        files.push_back({"--data", entry.path().string()});
+      }
+    }
+  } else if (data != "synthetic") {
+    files.push_back({"--data", data});
+  }
+  for (const NamedFile& file : {NamedFile{"--config", options.config},
+                                NamedFile{"--cluster", options.cluster},
+                                NamedFile{"--plan", options.plan}}) {
+    files.push_back(file);
+  }
+  return files;
+}
+
+}  // namespace
+
+void check_flags(const Options& options) {
+  TRAINRT_REQUIRE(!options.steps || !options.epochs,
+                  kInvalidArgument,
+                  "--steps and --epochs both say how long to train; give one");
+  TRAINRT_REQUIRE(!options.rebalance || !names_cuda(options.devices),
+                  kUnsupported,
+                  "--rebalance measures CPU ranks only; give GPUs their parts with --shares");
+  const bool has_folder = !options.checkpoint_dir.empty();
+  TRAINRT_REQUIRE(
+      has_folder || !options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
+  TRAINRT_REQUIRE(has_folder || options.checkpoint_every == 0,
+                  kInvalidArgument,
+                  "--checkpoint-every wants --checkpoint-dir DIR");
+  check_hyperparameters(options);
+  check_modes(options);
+}
+
+void check_files(const std::string& command, const Options& options) {
+  TRAINRT_REQUIRE(options.format != "html" || command == "plan",
+                  kInvalidArgument,
+                  "--format html is a form of 'trainrt plan'; 'trainrt ",
+                  command,
+                  "' prints text or json");
+  std::vector<NamedFile> taken = input_files(command, options);
+  for (const NamedFile& output : {NamedFile{"--export", options.export_file},
+                                  NamedFile{"--metrics", options.metrics},
+                                  NamedFile{"--trace", options.trace},
+                                  NamedFile{"--annotate", options.annotate},
+                                  NamedFile{"--bands", options.bands},
+                                  NamedFile{"--calibrate", options.calibrate},
+                                  NamedFile{"-o", options.output_file}}) {
+    if (output.path.empty() || output.path.rfind("/dev/", 0) == 0) {
+      continue;
+    }
+    for (const NamedFile& other : taken) {
+      TRAINRT_REQUIRE(other.path.empty() || !is_same_file(output.path, other.path),
+                      kInvalidArgument,
+                      output.flag,
+                      " '",
+                      output.path,
+                      "' would replace ",
+                      other.flag,
+                      ", which is the same file; choose another name");
+    }
+    taken.push_back(output);
+  }
+}
+
+void refuse_beside_training_info(const Options& options) {
+  for (const OptionDef& option : option_table()) {
+    const bool trains = (option.groups & kTrainingOptions) != 0 ||
+                        (option.name == "precision" && options.precision != "auto");
+    TRAINRT_REQUIRE(!trains || !options.is_given(option.name),
+                    kInvalidArgument,
+                    "--",
+                    option.name,
+                    " has no effect: the model's own training_info says how it is trained; "
+                    "--optimizer NAME or --loss KIND has it trained by the flags instead");
+  }
+}
+
+void check_outputs(const Options& options) {
+  if (!options.export_file.empty()) {
+    require_writable(options.export_file, "--export");
+  }
+  if (!options.metrics.empty()) {
+    require_writable(options.metrics, "--metrics");
+  }
+  if (!options.trace.empty()) {
+    require_writable(options.trace, "--trace");
+  }
+  if (!options.checkpoint_dir.empty()) {
+    std::error_code error;
+    fs::create_directories(options.checkpoint_dir, error);
+    TRAINRT_REQUIRE(!error,
+                    kIo,
+                    "cannot create --checkpoint-dir '",
+                    options.checkpoint_dir,
+                    "': ",
+                    error.message());
+    require_writable(options.checkpoint_dir + "/manifest.json", "--checkpoint-dir");
+  }
+}
+
+}  // namespace trainrt

@@ -1,0 +1,27 @@
+// What no single option can tell: that two contradict each other, that one has no effect beside
+// another, or that an output would replace an input. All before any work is done.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/options.h"
+
+namespace trainrt {
+
+// Throws kInvalidArgument naming both options; of `run` and `eval`.
+void check_flags(const Options& options);
+
+// Throws kInvalidArgument for --format html where there is no such form, and for an output file
+// that is an input, or another output, under whatever name.
+void check_files(const std::string& command, const Options& options);
+
+// Options given on the command line, of those that train, which a model's own training_info makes
+// ineffective. Throws kInvalidArgument naming the first.
+void refuse_beside_training_info(const Options& options);
+
+// Throws kIo when a file or folder that a run is to write could not be written: told before the
+// work, not after it.
+void check_outputs(const Options& options);
+
+}  // namespace trainrt

@@ -1,0 +1,143 @@
+#include "runtime/resume.h"
+
+#include <algorithm>
+
+#include "graph/base/log.h"
+
+namespace trainrt {
+
+std::map<std::string, std::string> training_settings(const Options& options,
+                                                     const TrainingJob& job) {
+  // How far and in which pieces is free to change; but schedules follow the length.
+  std::set<std::string> left_out = {"micro-batch-size"};
+  if (options.lr_schedule == "constant") {
+    left_out.insert({"steps", "epochs"});
+  }
+  std::map<std::string, std::string> settings;
+  for (const OptionDef& option : option_table()) {
+    const bool trains = (option.groups & (kDataOptions | kTrainingOptions)) != 0;
+    if (trains && left_out.count(option.name) == 0) {
+      settings[option.name] = option.get(options);
+    }
+  }
+  settings["precision"] = job.precision;
+  settings["weight-decay"] = concat(job.spec.optimizer.weight_decay);
+  settings["number of samples"] = concat(job.dataset->num_samples());
+  if (job.from_training_info) {
+    settings["optimizer"] = "training_info";
+  }
+  return settings;
+}
+
+namespace {
+
+// A value as the option table writes it, for a message.
+std::string shown(const std::string& value) {
+  const bool quoted = value.size() >= 2 && value.front() == '"' && value.back() == '"';
+  const std::string text = quoted ? value.substr(1, value.size() - 2) : value;
+  return text.empty() || text == "[]" ? "unset" : text;
+}
+
+void compare_settings(const std::map<std::string, std::string>& before,
+                      const std::map<std::string, std::string>& now,
+                      const std::string& path,
+                      bool tell) {
+  for (const auto& [name, value] : now) {
+    const auto old = before.find(name);
+    if (old == before.end() || old->second == value) {
+      continue;
+    }
+    TRAINRT_REQUIRE(name != "optimizer",
+                    kInvalidArgument,
+                    "checkpoint '",
+                    path,
+                    "' holds the state of --optimizer ",
+                    shown(old->second),
+                    ", this run's is ",
+                    shown(value),
+                    "; continue with the same, or start anew from its --export in another "
+                    "--checkpoint-dir");
+    if (tell) {
+      log_info("resuming with another ",
+               find_option(name) != nullptr ? "--" : "",
+               name,
+               ": ",
+               shown(old->second),
+               " -> ",
+               shown(value));
+    }
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Checkpoint> open_checkpoint(const Options& options,
+                                                  const TrainingJob& job,
+                                                  bool tell) {
+  if (options.checkpoint_dir.empty()) {
+    return nullptr;
+  }
+  if (!options.resume) {
+    const std::vector<int64_t> steps = checkpoint_steps(options.checkpoint_dir);
+    TRAINRT_REQUIRE(steps.empty(),
+                    kInvalidArgument,
+                    "--checkpoint-dir '",
+                    options.checkpoint_dir,
+                    "' already holds a checkpoint of step ",
+                    steps.back(),
+                    "; continue it with --resume, or choose another folder");
+    return nullptr;
+  }
+  if (tell) {
+    remove_unfinished_checkpoints(options.checkpoint_dir);
+  }
+  std::optional<Checkpoint> checkpoint = Checkpoint::newest(options.checkpoint_dir);
+  if (!checkpoint) {
+    log_warning(
+        "no complete checkpoint in '", options.checkpoint_dir, "': starting from the model");
+    return nullptr;
+  }
+  TRAINRT_REQUIRE(checkpoint->position().model_hash == job.model->hash(),
+                  kInvalidArgument,
+                  "checkpoint '",
+                  checkpoint->path(),
+                  "' is of another model than '",
+                  job.model->path(),
+                  "'");
+  compare_settings(
+      checkpoint->position().settings, training_settings(options, job), checkpoint->path(), tell);
+  log_info("resuming from ", checkpoint->path());
+  return std::make_shared<const Checkpoint>(std::move(*checkpoint));
+}
+
+TensorsOfResume compare_tensors(const Checkpoint& checkpoint, const TrainingJob& job) {
+  std::set<std::string> held;  // what the run changes
+  std::set<std::string> kept;  // weights that it only reads
+  for (const Value& value : job.example->graph.values()) {
+    if (value.kind == ValueKind::kConstant && value.source.load) {
+      kept.insert(value.name);
+    } else if (is_persistent(value.kind) && value.kind != ValueKind::kConstant &&
+               value.kind != ValueKind::kGradient) {
+      held.insert(value.name);
+    }
+  }
+  TensorsOfResume result;
+  for (const std::string& name : checkpoint.names()) {
+    // A weight, or its optimizer's state: "weight.momentum".
+    const bool is_kept = std::any_of(kept.begin(), kept.end(), [&](const std::string& weight) {
+      return name == weight || name.rfind(weight + ".", 0) == 0;
+    });
+    if (is_kept && held.count(name) == 0) {
+      result.carried.push_back(name);
+    }
+  }
+  for (const std::string& name : held) {
+    // A checkpoint without settings cannot tell a weight frozen so far from damage.
+    if (!checkpoint.has(name) && !checkpoint.position().settings.empty()) {
+      result.fresh.insert(name);
+    }
+  }
+  return result;
+}
+
+}  // namespace trainrt

@@ -1,0 +1,36 @@
+// --resume: which checkpoint a run begins from, with which other settings, and what becomes of
+// tensors that only one of the two trains.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoint.h"
+#include "runtime/options.h"
+#include "runtime/training_job.h"
+
+namespace trainrt {
+
+// What makes a training what it is, by option; written into its checkpoints.
+std::map<std::string, std::string> training_settings(const Options& options,
+                                                     const TrainingJob& job);
+
+// The checkpoint to begin from; null without one. A folder that holds checkpoints is continued or
+// refused: nothing is overwritten by accident. With `tell`, removes what a killed run left half
+// written and says what differs from the checkpoint's settings. Throws kInvalidArgument for a
+// checkpoint of another model or optimizer.
+std::shared_ptr<const Checkpoint> open_checkpoint(const Options& options,
+                                                  const TrainingJob& job,
+                                                  bool tell);
+
+// A checkpoint against the tensors of a run.
+struct TensorsOfResume {
+  std::vector<std::string> carried;  // frozen now: saved again as they are
+  std::set<std::string> fresh;       // not trained so far: they begin as in the model
+};
+TensorsOfResume compare_tensors(const Checkpoint& checkpoint, const TrainingJob& job);
+
+}  // namespace trainrt
