@@ -56,7 +56,7 @@ void check_hyperparameters(const Options& options) {
   }
 }
 
-// Only flags: a configuration file may keep what another precision or reduction reads.
+// Only flags: a configuration file may keep what another reduction reads.
 void check_modes(const Options& options) {
   const auto refuse = [&](const char* name, bool effective, const std::string& reason) {
     TRAINRT_REQUIRE(effective || options.flags.count(name) == 0,
@@ -66,10 +66,6 @@ void check_modes(const Options& options) {
                     " has no effect with ",
                     reason);
   };
-  const bool scales = options.precision == "fp16" || options.precision == "auto";
-  for (const char* name : {"init-scale", "growth-factor", "backoff-factor", "growth-interval"}) {
-    refuse(name, scales, concat("--precision ", options.precision, "; it scales fp16's loss"));
-  }
   refuse("logical-shards",
          options.reduction == "exact",
          concat("--reduction ", options.reduction, "; it belongs to --reduction exact"));

@@ -5,7 +5,6 @@
 
 #include "graph/base/error.h"
 #include "graph/onnx_export.h"
-#include "graph/printer.h"
 #include "runtime/commands/command.h"
 
 namespace trainrt {
@@ -25,20 +24,19 @@ int64_t weight_bytes(const Graph& graph) {
 }
 
 struct Size {
-  const char* flag;
   int64_t Options::*option;
   int64_t ModelSpec::*field;
 };
-constexpr Size kSizes[] = {{"layers", &Options::layers, &ModelSpec::layers},
-                           {"hidden", &Options::hidden, &ModelSpec::hidden},
-                           {"heads", &Options::heads, &ModelSpec::heads},
-                           {"kv-heads", &Options::kv_heads, &ModelSpec::kv_heads},
-                           {"ffn", &Options::ffn, &ModelSpec::ffn},
-                           {"vocab", &Options::vocab, &ModelSpec::vocab},
-                           {"seq", &Options::seq, &ModelSpec::seq},
-                           {"classes", &Options::classes, &ModelSpec::classes},
-                           {"image", &Options::image, &ModelSpec::image},
-                           {"channels", &Options::channels, &ModelSpec::channels}};
+constexpr Size kSizes[] = {{&Options::layers, &ModelSpec::layers},
+                           {&Options::hidden, &ModelSpec::hidden},
+                           {&Options::heads, &ModelSpec::heads},
+                           {&Options::kv_heads, &ModelSpec::kv_heads},
+                           {&Options::ffn, &ModelSpec::ffn},
+                           {&Options::vocab, &ModelSpec::vocab},
+                           {&Options::seq, &ModelSpec::seq},
+                           {&Options::classes, &ModelSpec::classes},
+                           {&Options::image, &ModelSpec::image},
+                           {&Options::channels, &ModelSpec::channels}};
 
 ModelSpec spec_from(const Options& options) {
   ModelSpec spec = named_model(options.arguments[0]);
@@ -53,33 +51,6 @@ ModelSpec spec_from(const Options& options) {
   spec.symbolic_seq = options.symbolic_seq;
   spec.seed = static_cast<uint64_t>(options.seed);
   return spec;
-}
-
-// Families ignore sizes that they do not have. A size that is one of theirs changes the model, or
-// happens to be its default, in which case another would.
-void refuse_ignored_sizes(const Options& options, const ModelSpec& spec, const Graph& graph) {
-  const std::string text = graph_string(graph);
-  const auto changes = [&](const Size& size, int64_t value) {
-    ModelSpec other = spec;
-    other.*size.field = value;
-    try {
-      return graph_string(build_model(other)) != text;
-    } catch (const Error&) {
-      return true;  // it contradicts another size
-    }
-  };
-  for (const Size& size : kSizes) {
-    const int64_t value = options.*size.option;
-    TRAINRT_REQUIRE(value == 0 || changes(size, 0) || changes(size, 2 * value),
-                    kInvalidArgument,
-                    "--",
-                    size.flag,
-                    " ",
-                    value,
-                    " has no effect: model '",
-                    options.arguments[0],
-                    "' has no such size");
-  }
 }
 
 // "12.3 million" from a million on.
@@ -111,9 +82,7 @@ int write_model(const Options& options) {
   TRAINRT_REQUIRE(!options.output_file.empty(),
                   kInvalidArgument,
                   "'trainrt model' wants -o FILE.onnx to write to");
-  const ModelSpec spec = spec_from(options);
-  const Graph graph = build_model(spec);
-  refuse_ignored_sizes(options, spec, graph);
+  const Graph graph = build_model(spec_from(options));
   const int64_t bytes = weight_bytes(graph);
   ExportOptions how;
   // A model beyond that size is there to be planned and inspected: its weights are not written.
