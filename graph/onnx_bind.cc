@@ -8,6 +8,7 @@
 #include "graph/base/log.h"
 #include "graph/onnx_dims.h"
 #include "graph/onnx_tensor.h"
+#include "graph/op_def.h"
 #include "graph/passes/constant_folding.h"
 #include "graph/passes/fusion.h"
 #include "graph/passes/layout.h"
@@ -59,6 +60,15 @@ std::vector<int64_t> likely_batches(const OnnxModel::Impl& model) {
   return sizes;
 }
 
+// Message and context, for a place inside another sentence.
+std::string in_one_line(const Error& error) {
+  std::string text = error.what();
+  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at)) {
+    text.replace(at, text.find_first_not_of("\n ", at) - at, ", ");
+  }
+  return text;
+}
+
 std::string baked_message(const Binding& binding) {
   std::string names;
   for (size_t i = 0; i < std::min<size_t>(binding.rewritten.size(), 5); ++i) {
@@ -98,10 +108,17 @@ bool outputs_scale(const Graph& example, const Graph& now, int64_t from, int64_t
   return true;
 }
 
-// The model made for `example` samples, translated for options.batch; nothing when it cannot be.
+// The model made for `example` samples, translated for options.batch; nothing when it cannot be,
+// and then `why`, if given, says what stands in the way.
 std::optional<Binding> translate_rewritten(const OnnxModel::Impl& model,
                                            const BindOptions& options,
-                                           int64_t example) {
+                                           int64_t example,
+                                           std::string* why = nullptr) {
+  const auto note = [&](const std::string& text) {
+    if (why != nullptr && why->empty()) {
+      *why = text;
+    }
+  };
   BindOptions example_options = options;
   example_options.batch = example;
   BatchRewriter::Record record;
@@ -118,32 +135,81 @@ std::optional<Binding> translate_rewritten(const OnnxModel::Impl& model,
           binding.example_batch = example;
           return binding;
         }
+        note("the outputs do not follow the batch");
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kInvalidModel) {
           throw;
         }
+        note(in_one_line(error));
       }
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidModel) {
       throw;
     }
+    note(in_one_line(error));
   }
   return std::nullopt;
+}
+
+// A size of a dim other than the batch that the exporter baked into the model as well: one of the
+// numbers in its shape operands with which it can be translated.
+void refuse_baked_dim(const OnnxModel::Impl& model,
+                      const BindOptions& options,
+                      const std::string& why) {
+  for (const auto& [symbol, size] : options.dims) {
+    for (const int64_t example : likely_batches(model)) {
+      BindOptions as_exported = options;
+      as_exported.dims[symbol] = example;
+      bool fits = false;
+      try {
+        translate_model(model, as_exported);
+        fits = true;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kInvalidModel) {
+          throw;
+        }
+      }
+      TRAINRT_REQUIRE(!fits || example == size,
+                      kInvalidModel,
+                      "the exporter baked ",
+                      symbol,
+                      "=",
+                      example,
+                      " into the model, so it cannot run with ",
+                      symbol,
+                      "=",
+                      size,
+                      " (",
+                      why,
+                      "); use --bind ",
+                      symbol,
+                      "=",
+                      example,
+                      " with data of that size, or export with a dynamic '",
+                      symbol,
+                      "'");
+    }
+  }
 }
 
 Binding bind_model(const OnnxModel::Impl& model, const BindOptions& options) {
   check_options(model, options);
   const std::optional<int64_t> fixed = fixed_batch(model, options);
   if (fixed && *fixed != options.batch) {
-    std::optional<Binding> binding = translate_rewritten(model, options, *fixed);
+    std::string why;
+    std::optional<Binding> binding = translate_rewritten(model, options, *fixed, &why);
     TRAINRT_REQUIRE(binding.has_value(),
                     kInvalidModel,
                     "the model is made for batches of ",
                     *fixed,
                     " and cannot be rewritten to ",
                     options.batch,
-                    "; use micro-batches of ",
+                    " (",
+                    why,
+                    "); use --micro-batch-size ",
+                    *fixed,
+                    ", with a --batch-size and a number of samples that are multiples of ",
                     *fixed,
                     ", or export with a dynamic batch");
     return accept_rewritten(model, options, std::move(*binding));
@@ -159,7 +225,44 @@ Binding bind_model(const OnnxModel::Impl& model, const BindOptions& options) {
         return accept_rewritten(model, options, std::move(*binding));
       }
     }
+    refuse_baked_dim(model, options, in_one_line(error));
     throw;
+  }
+}
+
+// A bias of zeros leaves no trace in a file of torch.export's exporter, a BatchNormalization folded
+// into a convolution not one of its own.
+void warn_of_lost_parameters(const OnnxModel::Impl& model) {
+  const ExportSignature& signature = model.signature;
+  std::vector<std::string> lost;
+  for (const auto& [input, parameter] : signature.parameters) {
+    if (signature.held.count(parameter) == 0) {
+      lost.push_back(parameter);
+    }
+  }
+  if (!lost.empty() && !model.warned_of_lost_parameters.exchange(true)) {
+    log_warning("the exporter left out ",
+                lost.size(),
+                " of the ",
+                signature.parameters.size(),
+                " parameters that it lists, '",
+                lost[0],
+                lost.size() > 1 ? "' ... " : "' ",
+                "(a bias of zeros, or folded into another weight): the file has nothing to train "
+                "in their place");
+  }
+}
+
+void warn_of_random_inference(const OnnxModel::Impl& model, const Graph& graph) {
+  for (const Node& node : graph.nodes()) {
+    if (find_op(node.op_type)->random && !model.warned_of_inference.exchange(true)) {
+      log_warning("node '",
+                  node.name,
+                  "' (",
+                  node.op_type,
+                  ") draws random numbers in evaluation too: nothing in the file says how it is "
+                  "switched off");
+    }
   }
 }
 
@@ -205,6 +308,11 @@ Graph OnnxModel::bind(const BindOptions& options) const {
   Graph graph = fold_constants(binding.graph);
   verify(graph, "import");
   place_draws(*impl_, graph);
+  if (options.training) {
+    warn_of_lost_parameters(*impl_);
+  } else {
+    warn_of_random_inference(*impl_, graph);
+  }
   if (options.fuse) {
     run_fusions(graph);
     verify(graph, "fusion");

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "graph/onnx_parameters.h"
 #include "graph/onnx_tensor.h"
 #include "graph/onnx_translate.h"
 #include "graph/op_def.h"
@@ -28,7 +27,8 @@ bool OnnxTranslator::translate_builtin(const onnx::NodeProto& node,
     return true;
   }
   if (op == "Identity") {
-    return translate_identity(node, required_input(inputs, 0));
+    set_output(node, 0, required_input(inputs, 0));
+    return true;
   }
   if (op == "Shape" || op == "Size") {
     translate_shape(node, required_input(inputs, 0));
@@ -95,29 +95,6 @@ void OnnxTranslator::translate_constant(const onnx::NodeProto& node) {
     TRAINRT_FAIL(kUnsupported, "constant '", name, "' holds neither numbers nor a tensor");
   }
   set_output(node, 0, graph_.add_constant(graph_.unique_value_name(name), std::move(data)));
-}
-
-bool OnnxTranslator::translate_identity(const onnx::NodeProto& node, ValueId input) {
-  if (options_.split_identities && scope_ == &top_) {
-    for (const WeightCandidate& candidate : candidates_) {
-      if (candidate.value == input &&
-          is_false_tie(graph_.value(input), candidate, node.output(0))) {
-        Value own = graph_.value(input);
-        const std::string note = concat("stands in the file as a copy of '",
-                                        own.name,
-                                        "', merged by the exporter because both had equal values");
-        own.name = node.output(0);
-        set_output(
-            node,
-            0,
-            add_weight(std::move(own), WeightCandidate::Origin::kSplitIdentity, candidate.inlined));
-        candidates_.back().note = note;
-        return true;
-      }
-    }
-  }
-  set_output(node, 0, input);
-  return true;
 }
 
 void OnnxTranslator::translate_shape(const onnx::NodeProto& node, ValueId input) {
@@ -213,6 +190,29 @@ void OnnxTranslator::mark_running_statistics(const onnx::NodeProto& node,
                          node_name(node),
                          "'");
     }
+  }
+}
+
+// The random node that computed the output before is then read by nobody.
+void OnnxTranslator::settle(const onnx::NodeProto& node) {
+  const auto it = model_.settled.find(&node);
+  if (it == model_.settled.end()) {
+    return;
+  }
+  const std::optional<ValueId> drawn = find(node.output(0));
+  if (!drawn) {
+    return;
+  }
+  const TensorType type = graph_.value(*drawn).type;
+  if (it->second.input < 0) {
+    GraphBuilder builder(graph_);
+    builder.set_source_index(source_index_);
+    set_output(node, 0, builder.fill(it->second.value, type));
+    return;
+  }
+  const ValueId kept = *find(node.input(it->second.input));
+  if (graph_.value(kept).type == type) {
+    set_output(node, 0, kept);
   }
 }
 

@@ -114,6 +114,9 @@ std::vector<TensorReport> report_tensors(const OnnxModel::Impl& model,
   for (WeightCandidate candidate : translator.candidates()) {
     const Value& value = binding.graph.value(candidate.value);
     candidate.value = live_ids[static_cast<size_t>(candidate.value)];
+    if (const auto note = model.weight_notes.find(value.name); note != model.weight_notes.end()) {
+      candidate.note = note->second;
+    }
     if (!complete) {
       reports.push_back(
           {value.name, value.type, "unknown", "the model has operators that are not supported"});
@@ -130,7 +133,8 @@ std::vector<TensorReport> report_tensors(const OnnxModel::Impl& model,
     }
   }
   if (complete) {
-    const std::vector<TensorReport> roles = assign_roles(live, candidates, options);
+    const std::vector<TensorReport> roles =
+        assign_roles(live, candidates, model.signature, options);
     reports.insert(reports.end(), roles.begin(), roles.end());
   }
   for (const onnx::TensorProto& tensor : model.graph().initializer()) {
@@ -204,7 +208,6 @@ Binding translate_model(const OnnxModel::Impl& model,
   Binding binding;
   TranslateOptions translate_options;
   translate_options.training = options.training;
-  translate_options.split_identities = may_have_false_ties(model.graph());
   translate_options.record = record;
   translate_options.rewriter = rewriter;
   OnnxTranslator translator(model, binding.graph, translate_options);

@@ -2,10 +2,9 @@
 // edited rather than written anew, so everything that training did not touch (names, opsets, doc
 // strings, functions) stays as the user knows it.
 //
-//   * initializers, Constant nodes and Identity copies of merged initializers that were parameters
-//   or
-//     state take their current values;
-//   * BatchNormalization and Dropout change to inference form by the rule of their opset;
+//   * initializers and Constant nodes that were parameters or state take their current values;
+//   * BatchNormalization and Dropout change to inference form by the rule of their opset, random
+//     masks by onnx_random_masks;
 //   * what then is read by nobody (statistics outputs, training flags) goes, training_info too;
 //   * external weights are brought into the file, or into one file beside it above 2 GB.
 #include <map>
@@ -14,6 +13,7 @@
 #include "graph/base/log.h"
 #include "graph/onnx_export.h"
 #include "graph/onnx_model.h"
+#include "graph/onnx_random_masks.h"
 #include "graph/onnx_tensor.h"
 #include "graph/onnx_write_file.h"
 
@@ -58,20 +58,13 @@ void put_values(onnx::GraphProto& graph, const CurrentValue& current) {
   }
   for (int i = 0; i < graph.node_size(); ++i) {
     onnx::NodeProto& node = *graph.mutable_node(i);
-    const bool constant = node.op_type() == "Constant";
-    if ((!constant && node.op_type() != "Identity") || !canonical_domain(node.domain()).empty() ||
+    if (node.op_type() != "Constant" || !canonical_domain(node.domain()).empty() ||
         node.output_size() != 1) {
       continue;
     }
     const Tensor value = current(node.output(0));
     if (!value.defined()) {
       continue;
-    }
-    // A Constant's tensor, or an Identity that was a copy of an initializer, trained on its own.
-    const std::string name = node.output(0);
-    if (!constant) {
-      node.clear_input();
-      node.set_op_type("Constant");
     }
     node.clear_attribute();
     onnx::AttributeProto* attribute = node.add_attribute();
@@ -120,6 +113,49 @@ void infer_dropout(onnx::NodeProto& node, int opset) {
     set_flag(node, "is_test", 1);
   } else if (node.input_size() > 2) {
     node.mutable_input()->DeleteSubrange(2, node.input_size() - 2);
+  }
+}
+
+// Random masks become what they are when nothing is dropped.
+void settle_nodes(google::protobuf::RepeatedPtrField<onnx::NodeProto>& nodes,
+                  const SettledNodes& settled) {
+  for (onnx::NodeProto& node : nodes) {
+    const auto it = settled.find(&node);
+    if (it == settled.end()) {
+      continue;
+    }
+    const SettledNode& form = it->second;
+    node.clear_attribute();
+    if (form.input >= 0) {
+      const std::string kept = node.input(form.input);
+      node.clear_input();
+      node.add_input(kept);
+      node.set_op_type("Identity");
+      continue;
+    }
+    node.clear_input();
+    node.set_op_type("Constant");
+    onnx::AttributeProto* value = node.add_attribute();
+    value->set_name("value");
+    value->set_type(onnx::AttributeProto::TENSOR);
+    fill_tensor(
+        *value->mutable_t(),
+        Tensor::scalar(form.value).cast(require_dtype(form.data_type, "'" + node.name() + "'")));
+  }
+}
+
+void warn_of_random_nodes(const google::protobuf::RepeatedPtrField<onnx::NodeProto>& nodes) {
+  for (const onnx::NodeProto& node : nodes) {
+    if (draws_random_numbers(node)) {
+      log_warning("the exported model still draws random numbers in node '",
+                  node.name(),
+                  "' (",
+                  node.op_type(),
+                  "): nothing in the file says how it is switched off");
+    }
+    for (const onnx::AttributeProto& attribute : node.attribute()) {
+      warn_of_random_nodes(attribute.g().node());
+    }
   }
 }
 
@@ -282,8 +318,12 @@ void export_trained(const OnnxModel& model,
   proto.clear_training_info();
   const int opset = default_opset(proto);
   std::map<std::string, std::string> renamed;
+  settle_nodes(*graph.mutable_node(), settle_random_masks(graph));
   infer_nodes(*graph.mutable_node(), opset, renamed);
   for (onnx::FunctionProto& function : *proto.mutable_functions()) {
+    settle_nodes(*function.mutable_node(),
+                 settle_random_masks(
+                     function.node(), {}, {function.output().begin(), function.output().end()}));
     std::map<std::string, std::string> inside;
     infer_nodes(*function.mutable_node(), opset, inside);
     rename_inputs(*function.mutable_node(), inside);
@@ -291,6 +331,10 @@ void export_trained(const OnnxModel& model,
   drop_outputs(graph, renamed);
   rename_inputs(*graph.mutable_node(), renamed);
   drop_dead(graph);
+  warn_of_random_nodes(graph.node());
+  for (const onnx::FunctionProto& function : proto.functions()) {
+    warn_of_random_nodes(function.node());
+  }
   put_values(graph, current);
   settle_data(proto, impl.files, path);
   write_model_file(proto, path);

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "graph/base/log.h"
+#include "graph/onnx_merged_weights.h"
 #include "graph/onnx_model.h"
 #include "graph/onnx_validate.h"
 
@@ -110,6 +111,9 @@ std::unique_ptr<OnnxModel::Impl> build(std::istream& in,
   validate_model(*proto);
   auto model = std::make_unique<OnnxModel::Impl>();
   model->path = path;
+  if (proto->training_info_size() == 0) {  // else the bindings say what is one
+    model->weight_notes = split_merged_weights(*proto->mutable_graph(), files);
+  }
   model->files = std::move(files);
   model->proto = std::move(proto);
   index_model(*model);

@@ -208,6 +208,12 @@ void index_model(OnnxModel::Impl& model) {
   for (const onnx::ValueInfoProto& output : proto.graph().output()) {
     model.outputs.push_back(output.name());
   }
+  model.signature = read_signature(proto.graph());
+  model.settled = settle_random_masks(proto.graph());
+  for (const onnx::FunctionProto& function : proto.functions()) {
+    model.settled.merge(settle_random_masks(
+        function.node(), {}, {function.output().begin(), function.output().end()}));
+  }
 }
 
 std::map<std::string, std::string> OnnxModel::Impl::update_bindings() const {

@@ -11,6 +11,8 @@
 
 #include "graph/onnx_detached_data.h"
 #include "graph/onnx_import.h"
+#include "graph/onnx_random_masks.h"
+#include "graph/onnx_signature.h"
 
 namespace trainrt {
 
@@ -34,9 +36,14 @@ struct OnnxModel::Impl {
   std::map<std::string, const onnx::FunctionProto*> functions;  // by function_key
   std::vector<ModelInput> inputs;  // main graph, without those that are initializers
   std::vector<std::string> outputs;
+  std::map<std::string, std::string> weight_notes;  // split_merged_weights()
+  ExportSignature signature;
+  SettledNodes settled;  // in inference form; of the graph and of all functions
   // Warnings that a model gives once, however often it is bound.
   mutable std::atomic<bool> warned_of_baked_batch = false;
   mutable std::atomic<bool> warned_of_draws = false;
+  mutable std::atomic<bool> warned_of_inference = false;
+  mutable std::atomic<bool> warned_of_lost_parameters = false;
 
   const onnx::GraphProto& graph() const { return proto->graph(); }
 

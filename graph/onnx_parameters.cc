@@ -6,26 +6,15 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 
+#include "graph/onnx_merged_weights.h"
 #include "graph/onnx_weight_contents.h"
 #include "graph/op_def.h"
 
 namespace trainrt {
 
 namespace {
-
-// Names that exporters make up: "onnx::Mul_12", "/layer/Constant_output_0", "val_3", "42".
-bool is_made_up(const std::string& name) {
-  for (const char* part : {"onnx::", "Constant", "constant", "/", "scalar.", "val_", "_output_"}) {
-    if (name.find(part) != std::string::npos) {
-      return true;
-    }
-  }
-  return std::all_of(
-      name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-}
 
 bool matches(const std::vector<std::string>& globs, const std::string& name) {
   return std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
@@ -131,9 +120,11 @@ class RoleAssigner {
  public:
   RoleAssigner(Graph& graph,
                const std::vector<WeightCandidate>& candidates,
+               const ExportSignature& signature,
                const BindOptions& options)
       : graph_(graph),
         candidates_(candidates),
+        signature_(signature),
         options_(options),
         consumers_(graph.consumers()),
         differentiable_(differentiable_values(graph)),
@@ -209,7 +200,6 @@ class RoleAssigner {
 
   void decide(const WeightCandidate& candidate, TensorReport& report) const {
     const Value& value = graph_.value(candidate.value);
-    const bool single = num_elements(value.type.shape) == 1;
     if (value.kind == ValueKind::kState) {
       set(report, "state", value.why);
     } else if (!is_used(candidate.value)) {
@@ -218,14 +208,39 @@ class RoleAssigner {
       set(report,
           "constant",
           concat("no gradient reaches it through ", first_reader(candidate.value)));
-    } else if (matches(options_.freeze, value.name)) {
+    } else if (!candidate.constant_reason.empty()) {
+      set(report, "constant", candidate.constant_reason);
+    } else {
+      decide_by_file(candidate, report);
+      decide_by_options(value.name, report);
+    }
+  }
+
+  // --trainable and --freeze choose among the parameters; a full name in --trainable makes one.
+  void decide_by_options(const std::string& name, TensorReport& report) const {
+    const auto& trainable = options_.trainable;
+    const bool named = std::find(trainable.begin(), trainable.end(), name) != trainable.end();
+    if (report.role != "parameter" && !named) {
+      return;
+    }
+    if (matches(options_.freeze, name)) {
       set(report, "frozen", "--freeze");
-    } else if (!options_.trainable.empty()) {
-      if (matches(options_.trainable, value.name)) {
-        set(report, "parameter", "--trainable");
-      } else {
-        set(report, "frozen", "no --trainable names it");
-      }
+    } else if (!trainable.empty()) {
+      const bool chosen = matches(trainable, name);
+      set(report,
+          chosen ? "parameter" : "frozen",
+          chosen ? "--trainable" : "no --trainable names it");
+    }
+  }
+
+  void decide_by_file(const WeightCandidate& candidate, TensorReport& report) const {
+    const Value& value = graph_.value(candidate.value);
+    const bool single = num_elements(value.type.shape) == 1;
+    if (const auto listed = signature_.role(value.name); listed && !may_be_unlisted(candidate)) {
+      set(report,
+          listed->parameter ? "parameter" : "constant",
+          listed->parameter ? concat(listed->why, ", read by ", first_reader(candidate.value))
+                            : listed->why);
     } else if (candidate.origin == WeightCandidate::Origin::kConstantNode) {
       decide_constant_node(candidate, report);
     } else if (single && is_made_up(value.name)) {
@@ -237,6 +252,19 @@ class RoleAssigner {
           "parameter",
           concat("float initializer, read by ", first_reader(candidate.value)));
     }
+  }
+
+  // Something made of parameters by a tool that came after the exporter, and took them away: there
+  // the list of parameters says nothing of what stands in the place of a weight.
+  bool may_be_unlisted(const WeightCandidate& candidate) const {
+    const Value& value = graph_.value(candidate.value);
+    if (signature_.holds_all() || signature_.kinds.count(value.name) != 0 ||
+        signature_.folded_from.count(value.name) != 0 ||
+        !weights_[static_cast<size_t>(candidate.value)] || num_elements(value.type.shape) == 1) {
+      return false;
+    }
+    const std::vector<double> data = inspected_elements(value, candidate.inlined);
+    return std::any_of(data.begin(), data.end(), [&](double x) { return x != data[0]; });
   }
 
   void decide_constant_node(const WeightCandidate& candidate, TensorReport& report) const {
@@ -267,6 +295,7 @@ class RoleAssigner {
 
   Graph& graph_;
   const std::vector<WeightCandidate>& candidates_;
+  const ExportSignature& signature_;
   const BindOptions& options_;
   const std::vector<std::vector<NodeId>> consumers_;
   const std::vector<bool> differentiable_;
@@ -277,37 +306,11 @@ class RoleAssigner {
 
 }  // namespace
 
-bool is_false_tie(const Value& original,
-                  const WeightCandidate& candidate,
-                  const std::string& copy_name) {
-  // "onnx::Conv_123" is a parameter that the exporter folded (BatchNorm into a convolution).
-  const bool folded = copy_name.rfind("onnx::", 0) == 0;
-  if (!folded && (is_made_up(copy_name) || copy_name.find('.') == std::string::npos)) {
-    return false;
-  }
-  const std::vector<double> data = inspected_elements(original, candidate.inlined);
-  if (data.empty()) {
-    return original.type.shape.size() <= 1;  // not to be looked at: vectors are fresh norms, biases
-  }
-  return std::all_of(data.begin(), data.end(), [&](double element) { return element == data[0]; });
-}
-
-bool may_have_false_ties(const onnx::GraphProto& graph) {
-  for (const onnx::NodeProto& node : graph.node()) {
-    if (node.op_type() == "BatchNormalization" && node.output_size() > 1) {
-      return false;
-    }
-    if (node.op_type() == "Dropout" && node.input_size() > 2) {
-      return false;
-    }
-  }
-  return true;
-}
-
 std::vector<TensorReport> assign_roles(Graph& graph,
                                        const std::vector<WeightCandidate>& candidates,
+                                       const ExportSignature& signature,
                                        const BindOptions& options) {
-  return RoleAssigner(graph, candidates, options).assign();
+  return RoleAssigner(graph, candidates, signature, options).assign();
 }
 
 }  // namespace trainrt

@@ -63,7 +63,7 @@ std::map<std::string, TensorSource> initial_values(const OnnxModel::Impl& model)
     return sources;
   }
   auto shared = std::make_shared<Initialization>();
-  OnnxTranslator translator(model, shared->graph, {.split_identities = false});
+  OnnxTranslator translator(model, shared->graph, {});
   translator.add_initializers(model.initialization(0));
   translator.translate(model.initialization(0));
   require_supported(translator.unsupported());
@@ -88,7 +88,7 @@ class TrainingInfoBuilder {
         bindings_(merged_.update_bindings()),
         initial_(initial_values(model)),
         accumulated_(accumulated),
-        translator_(merged_, graph_, {.split_identities = false}) {}
+        translator_(merged_, graph_, {}) {}
 
   TrainingGraph build(const BindOptions& options) {
     define_runtime_inputs();

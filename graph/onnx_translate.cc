@@ -207,7 +207,7 @@ ValueId OnnxTranslator::add_weight(Value value, WeightCandidate::Origin origin, 
   }
   const ValueId id = graph_.add_value(std::move(value));
   if (candidate) {
-    candidates_.push_back({id, origin, inlined, "", nullptr});
+    candidates_.push_back({id, origin, inlined, "", "", nullptr});
   }
   return id;
 }
@@ -331,6 +331,9 @@ void OnnxTranslator::translate_node(const onnx::NodeProto& node) {
   }
   try {
     dispatch(node, inputs(node));
+    if (!options_.training) {
+      settle(node);
+    }
     if (options_.record != nullptr) {
       record_output(node);
     }
@@ -378,6 +381,9 @@ void OnnxTranslator::dispatch(const onnx::NodeProto& node, std::vector<ValueId> 
 void OnnxTranslator::upgrade(const onnx::NodeProto& node,
                              const std::vector<ValueId>& inputs,
                              const std::function<void(UpgradeContext&)>* rule) {
+  if (node.op_type() == "QuantizeLinear" || node.op_type() == "DequantizeLinear") {
+    mark_quantization_scale(node, inputs);
+  }
   const NodeId first_node = graph_.num_nodes();
   const ValueId first_value = graph_.num_values();
   UpgradeContext context(graph_,
@@ -396,6 +402,18 @@ void OnnxTranslator::upgrade(const onnx::NodeProto& node,
     context.pass_through();
   }
   finish(node, context.results(), first_node, first_value);
+}
+
+// It was measured by whoever quantized the model; its gradient says nothing of use, since rounding
+// has none.
+void OnnxTranslator::mark_quantization_scale(const onnx::NodeProto& node,
+                                             const std::vector<ValueId>& inputs) {
+  for (WeightCandidate& candidate : candidates_) {
+    if (candidate.value == required_input(inputs, 1)) {
+      candidate.constant_reason =
+          concat("the scale of ", node.op_type(), " '", node_name(node), "'");
+    }
+  }
 }
 
 // Folds what became known, then names the results after the node's outputs.

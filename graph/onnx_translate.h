@@ -30,17 +30,17 @@ namespace trainrt {
 // A float tensor of the file whose role is not decided yet (onnx_parameters). Until then it is a
 // kConstant with a source and no data, so that nothing is folded through it.
 struct WeightCandidate {
-  enum class Origin { kInitializer, kConstantNode, kSplitIdentity };
+  enum class Origin { kInitializer, kConstantNode };
   ValueId value = kNoValue;
   Origin origin = Origin::kInitializer;
-  bool inlined = true;        // the data stands in the model file
-  std::string note;           // for `inspect`
-  TensorPeek peek = nullptr;  // null: through the value's source
+  bool inlined = true;          // the data stands in the model file
+  std::string note;             // for `inspect`
+  std::string constant_reason;  // "", or why it is no parameter whatever else is known
+  TensorPeek peek = nullptr;    // null: through the value's source
 };
 
 struct TranslateOptions {
   bool training = true;                     // false: BatchNorm and Dropout in inference form
-  bool split_identities = true;             // see onnx_parameters.h
   BatchRewriter::Record* record = nullptr;  // filled, or
   BatchRewriter* rewriter = nullptr;        // asked for every shape operand
 };
@@ -124,17 +124,18 @@ class OnnxTranslator {
               std::vector<ValueId> results,
               NodeId first_node,
               ValueId first_value);
+  void mark_quantization_scale(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
   std::optional<Tensor> contents(ValueId value) const;
   void mark_read(ValueId value) const;
 
   // onnx_builtin.cc: operators that are about the graph itself or about shapes alone
   bool translate_builtin(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
   void translate_constant(const onnx::NodeProto& node);
-  bool translate_identity(const onnx::NodeProto& node, ValueId input);
   void translate_shape(const onnx::NodeProto& node, ValueId input);
   bool translate_range(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
   void translate_constant_of_shape(const onnx::NodeProto& node, ValueId shape);
   bool inference_form(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
+  void settle(const onnx::NodeProto& node);  // see onnx_random_masks.h
   void mark_running_statistics(const onnx::NodeProto& node, const std::vector<ValueId>& inputs);
 
   // onnx_legacy.cc: forms before opset 7, which no operator's upgrade knows
@@ -146,6 +147,7 @@ class OnnxTranslator {
   std::vector<ValueId> rewrite_shape(const onnx::NodeProto& node,
                                      const std::vector<ValueId>& inputs,
                                      size_t shape_input);
+  ValueId shrink_uniform(ValueId operand);
   std::vector<ValueId> rewrite_initial_state(const onnx::NodeProto& node,
                                              const std::vector<ValueId>& inputs);
   void record_output(const onnx::NodeProto& node);

@@ -50,7 +50,7 @@ Tensor elements(const Value& value,
 bool is_mask(const Tensor& tensor) {
   for (int64_t i = 0; i < tensor.num_elements(); ++i) {
     const double element = element_at(tensor, i);
-    if (!std::isfinite(element) || std::abs(element) >= kMaskMagnitude) {
+    if (std::abs(element) >= kMaskMagnitude) {  // infinity too; a NaN is damage and no mask
       return true;
     }
   }

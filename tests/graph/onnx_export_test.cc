@@ -211,19 +211,19 @@ TEST_F(ExportTest, WeightsOutsideInitializersAreFound) {
   const OnnxModel model = OnnxModel::parse_text(R"(
 <ir_version: 8, opset_import: ["" : 17]>
 net (float[batch, 2] x) => (float[batch, 2] y)
-<float[2] first_bias = {0, 0}>
+<float[2] "layers.0.bias" = {0, 0}>
 {
   weight = Constant <value = float[2, 2] {1, 2, 3, 4}> ()
-  second_bias = Identity (first_bias)
+  "layers.1.bias" = Identity ("layers.0.bias")
   a = MatMul (x, weight)
-  b = Add (a, first_bias)
-  y = Add (b, second_bias)
+  b = Add (a, "layers.0.bias")
+  y = Add (b, "layers.1.bias")
 }
 )");
   const std::map<std::string, Tensor> trained = {
       {"weight", Tensor::from<float>({5, 6, 7, 8}, {2, 2})},
-      {"first_bias", Tensor::from<float>({10, 20}, {2})},
-      {"second_bias", Tensor::from<float>({100, 200}, {2})}};
+      {"layers.0.bias", Tensor::from<float>({10, 20}, {2})},
+      {"layers.1.bias", Tensor::from<float>({100, 200}, {2})}};
   export_trained(
       model, [&](const std::string& name) { return trained.at(name); }, path("t.onnx"));
   expect_valid(path("t.onnx"));

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
+#include "graph/onnx_weight_contents.h"
 #include "tests/graph/onnx_models.h"
 
 namespace trainrt {
@@ -56,40 +59,6 @@ TEST(OnnxParametersTest, ATiedWeightIsOneParameterWithTwoReaders) {
   const Graph graph = model.bind(at_batch(1));
   EXPECT_THAT(names_of_kind(graph, ValueKind::kParameter), ElementsAre("w"));
   EXPECT_EQ(graph.consumers()[static_cast<size_t>(*graph.find_value("w"))].size(), 2u);
-}
-
-TEST(OnnxParametersTest, EqualFreshWeightsThatTheExporterMergedAreSplitAgain) {
-  const OnnxModel model = model_of(
-      "(float[N, 2] x) => (float[N, 2] y)", "float[2] \"layers.0.norm.weight\" = {1, 1}", R"(
-    "layers.1.norm.weight" = Identity("layers.0.norm.weight")
-    h = Mul(x, "layers.0.norm.weight")
-    y = Mul(h, "layers.1.norm.weight"))");
-  const Graph graph = model.bind(at_batch(1));
-  EXPECT_THAT(names_of_kind(graph, ValueKind::kParameter),
-              ElementsAre("layers.0.norm.weight", "layers.1.norm.weight"));
-  EXPECT_THAT(model.tensors(at_batch(1))[1].why, HasSubstr("merged by the exporter"));
-  for (const ValueId id : graph.values_of_kind(ValueKind::kParameter)) {
-    EXPECT_THAT(initial_value(graph.value(id)).to_double(), ElementsAre(1, 1));
-  }
-}
-
-TEST(OnnxParametersTest, EqualTrainedWeightsAreATrueTie) {
-  const OnnxModel model =
-      model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2] \"encoder.scale\" = {0.3, 0.7}", R"(
-    "decoder.scale" = Identity("encoder.scale")
-    h = Mul(x, "encoder.scale")
-    y = Mul(h, "decoder.scale"))");
-  EXPECT_THAT(names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter),
-              ElementsAre("encoder.scale"));
-}
-
-TEST(OnnxParametersTest, AMadeUpNameOfAnIdentityIsNoParameterOfItsOwn) {
-  const OnnxModel model =
-      model_of("(float[N, 2] x) => (float[N, 2] y)", "float[2] bias = {0, 0}", R"(
-    onnx_Add_12 = Identity(bias)
-    h = Add(x, bias)
-    y = Add(h, onnx_Add_12))");
-  EXPECT_THAT(names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter), ElementsAre("bias"));
 }
 
 TEST(OnnxParametersTest, WeightsThatAreConstantNodesArePromoted) {
@@ -147,6 +116,17 @@ TEST(OnnxParametersTest, GlobsChooseWhatIsTrained) {
               HasSubstr("'hed.*' matches no parameter"));
 }
 
+TEST(OnnxParametersTest, WildcardsChooseAmongParametersAndAFullNameMakesOne) {
+  const OnnxModel model = model_of("(float[N, 2] x) => (float[N, 2] y)",
+                                   "float val_12 = {0.5}, float[2] w = {1, 2}",
+                                   "h = Mul(x, val_12)\ny = Mul(h, w)");
+  BindOptions options = at_batch(1);
+  options.trainable = {"*"};
+  EXPECT_EQ(roles(model, options), (Roles{{"val_12", "constant"}, {"w", "parameter"}}));
+  options.trainable = {"val_12"};
+  EXPECT_EQ(roles(model, options), (Roles{{"val_12", "parameter"}, {"w", "frozen"}}));
+}
+
 TEST(OnnxParametersTest, BuffersAreToldByTheirContents) {
   const OnnxModel model = model_of(
       "(float[N, 2, 4] x) => (float[N, 2, 4] y)",
@@ -181,6 +161,25 @@ TEST(OnnxParametersTest, AnUntiedHeadIsPointedOut) {
   EXPECT_THAT(reports[1].why, HasSubstr("has the elements of 'head'"));
   EXPECT_THAT(names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter),
               ElementsAre("head", "embedding"));
+}
+
+TEST(OnnxParametersTest, ANaNMakesNoMaskOfAWeight) {
+  Value value;
+  value.type = {DType::kFloat32, {2}};
+  value.source.load = [] {
+    return Tensor::from<float>({1, std::numeric_limits<float>::quiet_NaN()}, {2});
+  };
+  EXPECT_EQ(buffer_reason(value, WeightCandidate(), false), "");
+}
+
+TEST(OnnxParametersTest, QuantizationScalesAreConstants) {
+  const OnnxModel model = model_of("(float[N, 2] x) => (float[N, 2] y)",
+                                   "float s = {0.1}, uint8 zero = {0}, float[2] b = {1, 2}",
+                                   R"(
+    [q] q = QuantizeLinear(x, s, zero)
+    d = DequantizeLinear(q, s, zero)
+    y = Add(d, b))");
+  EXPECT_EQ(roles(model), (Roles{{"s", "constant"}, {"b", "parameter"}}));
 }
 
 TEST(OnnxParametersTest, EverythingMayBeFrozen) {
