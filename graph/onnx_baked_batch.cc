@@ -31,19 +31,17 @@ std::optional<size_t> scaled_axis(const Shape& example,
   return axis;
 }
 
+int64_t elements_after(const Shape& shape, size_t axis) {
+  return dims_product(shape, static_cast<int>(axis) + 1, static_cast<int>(shape.size()));
+}
+
 // Where a Reshape puts the batch. It keeps the elements in row-major order, so the batch is a digit
-// with a stride: the number of elements after it (in an axis merged with others it comes first).
-// The axis of `to` that contains this digit is the one; beside an example batch of 1, whose digit
-// fits between any two axes, one of size 1.
-std::optional<size_t> axis_of_batch(const Shape& from,
-                                    size_t axis,
-                                    int64_t batch,
-                                    const Shape& to) {
-  const int64_t stride =
-      dims_product(from, static_cast<int>(axis), static_cast<int>(from.size())) / batch;
+// with a stride: the number of elements after it. The axis of `to` that contains this digit is the
+// one; beside an example batch of 1, whose digit fits between any two axes, one of size 1.
+std::optional<size_t> axis_of_batch(int64_t stride, int64_t batch, const Shape& to) {
   std::optional<size_t> found;
   for (size_t d = 0; d < to.size(); ++d) {
-    const int64_t after = dims_product(to, static_cast<int>(d) + 1, static_cast<int>(to.size()));
+    const int64_t after = elements_after(to, d);
     const int64_t with_axis = dims_product(to, static_cast<int>(d), static_cast<int>(to.size()));
     if (after <= stride && stride * batch <= with_axis) {
       if (to[d] == batch) {
@@ -57,20 +55,45 @@ std::optional<size_t> axis_of_batch(const Shape& from,
 
 }  // namespace
 
+std::optional<size_t> BatchRewriter::reshaped_axis(const Record::Node& example,
+                                                   const Shape& input) {
+  const std::optional<size_t> scaled = scaled_axis(example.input, input, example_.batch, batch_);
+  if (!scaled) {
+    return std::nullopt;
+  }
+  const int64_t size = example.input[*scaled];
+  int64_t rows = example_.batch;  // in an axis merged with others the batch comes first,
+  if (const auto it = units_.find(size); it != units_.end() && size != example_.batch) {
+    if (it->second.size() > 1) {
+      return std::nullopt;
+    }
+    rows = size / *it->second.begin();  // unless a merge into an axis of this size was seen
+  }
+  const int64_t elements = dims_product(
+      example.input, static_cast<int>(*scaled), static_cast<int>(example.input.size()));
+  const int64_t stride = elements / rows;
+  const std::optional<size_t> axis = axis_of_batch(stride, example_.batch, example.output);
+  if (axis && example.output[*axis] > example_.batch) {
+    const int64_t after = elements_after(example.output, *axis);
+    if (after > 0) {
+      units_[example.output[*axis]].insert(stride / after);
+    }
+  }
+  return axis;
+}
+
 std::optional<size_t> BatchRewriter::baked_axis(const std::string& op_type,
-                                                const Record::Node& example,
+                                                std::optional<size_t> axis,
                                                 const Shape& input,
                                                 const std::vector<int64_t>& operand) const {
   if (op_type == "Reshape") {
-    const std::optional<size_t> scaled = scaled_axis(example.input, input, example_.batch, batch_);
-    if (!scaled) {
-      return std::nullopt;
-    }
     // [-1, 768] follows the batch by itself, [1, -1, 768] would hide it in the wrong place.
-    const std::optional<size_t> axis =
-        axis_of_batch(example.input, *scaled, example_.batch, example.output);
     const bool follows = axis && *axis < operand.size() && operand[*axis] <= 0;
     return follows ? std::nullopt : axis;
+  }
+  if (op_type == "Resize") {
+    return axis && operand.size() == input.size() && operand[*axis] != input[*axis] ? axis
+                                                                                    : std::nullopt;
   }
   if (extent_ != Extent::kAll) {
     return std::nullopt;
@@ -88,10 +111,19 @@ std::optional<std::vector<int64_t>> BatchRewriter::rewrite(const std::string& no
                                                            const Shape& input,
                                                            const std::vector<int64_t>& operand) {
   const auto it = example_.nodes.find(node);
-  if (it == example_.nodes.end() || it->second.operand != operand) {
+  if (it == example_.nodes.end()) {
+    return std::nullopt;
+  }
+  std::optional<size_t> at;
+  if (op_type == "Reshape") {
+    at = reshaped_axis(it->second, input);
+  } else if (op_type == "Resize") {
+    at = scaled_axis(it->second.input, input, example_.batch, batch_);
+  }
+  if (it->second.operand != operand) {
     return std::nullopt;  // it was computed from shapes and follows the batch
   }
-  const std::optional<size_t> axis = baked_axis(op_type, it->second, input, operand);
+  const std::optional<size_t> axis = baked_axis(op_type, at, input, operand);
   if (!axis) {
     return std::nullopt;
   }

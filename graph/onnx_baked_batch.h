@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -48,14 +49,21 @@ class BatchRewriter {
   const std::vector<std::string>& rewritten() const { return rewritten_; }
 
  private:
+  // Where a Reshape puts the batch.
+  std::optional<size_t> reshaped_axis(const Record::Node& example, const Shape& input);
+  // `at`: where a Reshape's or Resize's output has the batch.
   std::optional<size_t> baked_axis(const std::string& op_type,
-                                   const Record::Node& example,
+                                   std::optional<size_t> at,
                                    const Shape& input,
                                    const std::vector<int64_t>& operand) const;
 
   const Record& example_;
   const int64_t batch_;
   const Extent extent_;
+  // Example size of an axis that holds the batch merged with others -> after how many rows of it
+  // the next sample comes: 1 when time comes first ([time, batch] merged), `heads` in [batch,
+  // heads].
+  std::map<int64_t, std::set<int64_t>> units_;
   std::vector<std::string> rewritten_;
 };
 

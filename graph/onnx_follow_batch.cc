@@ -1,5 +1,7 @@
 // The translator's side of onnx_baked_batch: which operand of a node is a shape, and what becomes
 // of a recurrent network's initial state that was made for the example batch.
+#include <algorithm>
+
 #include "graph/onnx_translate.h"
 
 namespace trainrt {
@@ -13,7 +15,22 @@ std::optional<size_t> shape_operand(const onnx::NodeProto& node) {
   if (node.op_type() == "Reshape" || node.op_type() == "Expand") {
     return 1;
   }
+  if (node.op_type() == "Resize") {
+    return 3;  // sizes; absent where scales are given
+  }
   return node.op_type() == "ConstantOfShape" ? std::optional<size_t>(0) : std::nullopt;
+}
+
+bool expands_to(const Shape& from, const std::vector<int64_t>& to) {
+  const size_t common = std::min(from.size(), to.size());
+  for (size_t d = 1; d <= common; ++d) {
+    const int64_t have = from[from.size() - d];
+    const int64_t want = to[to.size() - d];
+    if (have != want && have != 1 && want != 1) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool is_recurrent(const onnx::NodeProto& node) {
@@ -48,14 +65,34 @@ std::vector<ValueId> OnnxTranslator::rewrite_shape(const onnx::NodeProto& node,
     return inputs;
   }
   const auto changed = options_.rewriter->rewrite(node_name(node), node.op_type(), input, shape);
-  if (!changed) {
-    return inputs;
-  }
   std::vector<ValueId> result = inputs;
+  if (node.op_type() == "Expand" && !expands_to(input, changed.value_or(shape))) {
+    result[0] = shrink_uniform(inputs[0]);
+    if (!changed) {
+      options_.rewriter->note(node_name(node));
+    }
+  }
+  if (!changed) {
+    return result;
+  }
   result[shape_input] = graph_.add_constant(
       graph_.unique_value_name(graph_.value(inputs[shape_input]).name + ".batch"),
       Tensor::from(*changed, {static_cast<int64_t>(changed->size())}));
   return result;
+}
+
+// A constant that was made at the example batch, all elements the same, becomes a single number.
+ValueId OnnxTranslator::shrink_uniform(ValueId operand) {
+  const TensorType type = graph_.value(operand).type;
+  const std::optional<Tensor> known = contents(operand);
+  const std::vector<double> data = known ? known->to_double() : std::vector<double>();
+  if (data.empty() ||
+      std::any_of(data.begin(), data.end(), [&](double element) { return element != data[0]; })) {
+    return operand;
+  }
+  GraphBuilder builder(graph_);
+  builder.set_source_index(source_index_);
+  return builder.fill(data[0], {type.dtype, Shape(type.shape.size(), 1)});
 }
 
 void OnnxTranslator::record_output(const onnx::NodeProto& node) {

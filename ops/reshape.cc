@@ -116,9 +116,12 @@ void upgrade_reshape(UpgradeContext& context) {
   }
   if (unknown >= 0) {
     const int64_t total = num_elements(from);
-    if (known == 0 || total % known != 0) {
-      context.fail(concat("cannot reshape ", shape_string(from), " to ", shape_string(shape)));
-    }
+    TRAINRT_REQUIRE(known != 0 && total % known == 0,
+                    kInvalidModel,
+                    "cannot reshape ",
+                    shape_string(from),
+                    " to ",
+                    shape_string(shape));
     shape[static_cast<size_t>(unknown)] = total / known;
   }
   emit_reshape(context, std::move(shape));

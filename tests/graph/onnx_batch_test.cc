@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "graph/onnx_baked_batch.h"
 #include "tests/graph/onnx_models.h"
 
@@ -60,6 +62,59 @@ TEST(OnnxBatchTest, MergedDimsScaleWithTheBatch) {
   const Graph graph = model.bind(at_batch(5));
   EXPECT_EQ(output_shape(graph), (Shape{5, 3, 8}));
   EXPECT_EQ(graph.value(*graph.find_value("heads")).type.shape, (Shape{20, 3, 2}));
+}
+
+TEST(OnnxBatchTest, ABatchMergedBehindTheTimeIsFoundAgain) {
+  // Attention that works time first, exported at batch 2: [3, 2, 4] -> [3 * 2, 4] and back.
+  const OnnxModel model =
+      model_of("(float[2, 3, 4] x) => (float[2, 3, 4] y)",
+               "int64[2] merge = {6, 4}, int64[3] split = {3, 2, 4}, float[4] one = {1, 1, 1, 1}",
+               R"(
+    t = Transpose<perm = [1, 0, 2]>(x)
+    m = Reshape(t, merge)
+    h = Mul(m, one)
+    s = Reshape(h, split)
+    y = Transpose<perm = [1, 0, 2]>(s))");
+  const Graph graph = model.bind(at_batch(5));
+  ASSERT_EQ(output_shape(graph), (Shape{5, 3, 4}));
+  EXPECT_EQ(graph.value(*graph.find_value("s")).type.shape, (Shape{3, 5, 4}));
+  std::vector<float> numbers(60);
+  std::iota(numbers.begin(), numbers.end(), 0.0f);
+  const Tensor x = Tensor::from<float>(numbers, {5, 3, 4});
+  EXPECT_EQ(evaluate(graph, {{"x", x}}, graph.outputs())[0].to_double(), x.to_double());
+}
+
+TEST(OnnxBatchTest, AResizeToBakedSizesAndAStateOfTheExampleBatchFollow) {
+  const OnnxModel image = model_of("(float[2, 1, 2, 2] x) => (float[2, 1, 4, 4] y)",
+                                   "int64[4] sizes = {2, 1, 4, 4}",
+                                   "y = Resize<mode = \"nearest\">(x, , , sizes)");
+  EXPECT_EQ(output_shape(image.bind(at_batch(5))), (Shape{5, 1, 4, 4}));
+  // Zeros for two samples, expanded to the number of samples that the input has.
+  const OnnxModel state = model_of("(float[2, 3] x) => (float[2, 3] y)",
+                                   "float[2, 3] zeros = {0, 0, 0, 0, 0, 0}",
+                                   "shape = Shape(x)\nh = Expand(zeros, shape)\ny = Add(x, h)");
+  EXPECT_EQ(output_shape(state.bind(at_batch(5))), (Shape{5, 3}));
+}
+
+TEST(OnnxBatchTest, ABatchThatCannotBeRewrittenIsShownWhereItStands) {
+  const OnnxModel model = model_of("(float[2, 3] x) => (float[2, 3] y)",
+                                   "float[2, 1] per_sample = {1, 2}",
+                                   "[scale] y = Mul(x, per_sample)");
+  EXPECT_EQ(output_shape(model.bind(at_batch(2))), (Shape{2, 3}));
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel, [&] { model.bind(at_batch(8)); }),
+              AllOf(HasSubstr("'scale'"), HasSubstr("multiples of 2")));
+}
+
+TEST(OnnxBatchTest, ABakedLengthIsNamed) {
+  const OnnxModel model = model_of("(float[batch, s, 4] x) => (float[batch, s, 2, 2] y)",
+                                   "int64[4] heads = {-1, 10, 2, 2}",
+                                   "[split] y = Reshape(x, heads)");
+  BindOptions options = at_batch(3);
+  options.dims["s"] = 9;
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel, [&] { model.bind(options); }),
+              AllOf(HasSubstr("baked s=10"), HasSubstr("'split'"), HasSubstr("--bind s=10")));
+  options.dims["s"] = 10;
+  EXPECT_EQ(output_shape(model.bind(options)), (Shape{3, 10, 2, 2}));
 }
 
 TEST(OnnxBatchTest, ReshapesThatFollowTheBatchThemselvesAreLeftAlone) {
