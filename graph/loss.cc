@@ -105,21 +105,75 @@ class LossBuilder : public GraphBuilder {
   }
 
   // Next-token labels: the token ids one position later.
-  ValueId shifted_input(const Shape& wanted) {
+  ValueId shifted_input(const Shape& wanted, int64_t classes) {
+    const ValueId id = token_input(wanted, classes);
+    const int64_t axis = graph_.value(id).batch_axis == 1 ? 0 : 1;
+    return op("ShiftLabels",
+              {as_label_dtype(id)},
+              {{"axis", axis}, {"ignore_index", spec_.ignore_index}},
+              "shift_labels");
+  }
+
+  // The integer input that goes on where the output predicts: of several (masks, positions, the
+  // text of an encoder) the one that looks up a row per class, and of those the decoder's.
+  ValueId token_input(const Shape& wanted, int64_t classes) const {
+    std::vector<ValueId> inputs;
     for (const ValueId id : graph_.values_of_kind(ValueKind::kInput)) {
       const Value& value = graph_.value(id);
       if (is_integer(value.type.dtype) && value.type.shape == wanted) {
-        const int64_t axis = value.batch_axis == 1 ? 0 : 1;
-        return op("ShiftLabels",
-                  {as_label_dtype(id)},
-                  {{"axis", axis}, {"ignore_index", spec_.ignore_index}},
-                  "shift_labels");
+        inputs.push_back(id);
       }
     }
-    TRAINRT_FAIL(kInvalidArgument,
-                 "next-token labels need an integer input of shape ",
-                 shape_string(wanted),
-                 ", which the model lacks; give labels with --labels");
+    TRAINRT_REQUIRE(!inputs.empty(),
+                    kInvalidArgument,
+                    "next-token labels need an integer input of shape ",
+                    shape_string(wanted),
+                    ", which the model lacks; give labels with --labels");
+    const auto prefer = [&](auto&& fits) {
+      std::vector<ValueId> fitting;
+      std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(fitting), fits);
+      inputs = fitting.empty() ? inputs : fitting;
+    };
+    if (inputs.size() > 1) {
+      prefer([&](ValueId id) { return looks_up_rows(id, classes); });
+    }
+    if (inputs.size() > 1) {
+      prefer([&](ValueId id) {
+        const std::string& name = graph_.value(id).name;
+        return name.find("dec") != std::string::npos || name.find("tgt") != std::string::npos ||
+               name.find("target") != std::string::npos;
+      });
+    }
+    TRAINRT_REQUIRE(inputs.size() == 1,
+                    kInvalidArgument,
+                    "inputs '",
+                    graph_.value(inputs[0]).name,
+                    "' and '",
+                    graph_.value(inputs[1]).name,
+                    "' may both be the text that output '",
+                    spec_.output,
+                    "' continues; give the labels as an array, named by --labels");
+    return inputs[0];
+  }
+
+  // Whether the values, perhaps converted or reshaped, are the indices into a table of `rows`.
+  bool looks_up_rows(ValueId id, int64_t rows) const {
+    for (const Node& node : graph_.nodes()) {
+      if (node.inputs.empty()) {
+        continue;
+      }
+      const bool moves = node.op_type == "Cast" || node.op_type == "Reshape" ||
+                         node.op_type == "Transpose" || node.op_type == "Slice";
+      if (moves && node.inputs[0] == id && looks_up_rows(node.outputs[0], rows)) {
+        return true;
+      }
+      if (node.op_type == "Gather" && node.inputs.size() > 1 && node.inputs[1] == id &&
+          node.attributes.get_int("axis", 0) == 0 && !shape(node.inputs[0]).empty() &&
+          shape(node.inputs[0])[0] == rows) {
+        return true;
+      }
+    }
+    return false;
   }
 
   ValueId as_label_dtype(ValueId id) {
@@ -151,8 +205,8 @@ class LossBuilder : public GraphBuilder {
     return reshape(labels, wanted);
   }
 
-  ValueId class_labels(const Shape& wanted) {
-    return spec_.next_token ? shifted_input(wanted)
+  ValueId class_labels(const Shape& wanted, int64_t classes) {
+    return spec_.next_token ? shifted_input(wanted, classes)
                             : with_shape(as_label_dtype(labels_input()), wanted);
   }
 
@@ -203,11 +257,11 @@ class LossBuilder : public GraphBuilder {
     LossValues result;
     run_in(Region::kCount);
     result.item_count = op("ItemCount",
-                           {class_labels(items)},
+                           {class_labels(items, classes)},
                            {{"ignore_index", spec_.ignore_index}, {"num_classes", classes}},
                            "items");
     run_in(Region::kForward);
-    const ValueId labels = class_labels(items);
+    const ValueId labels = class_labels(items, classes);
     const Attributes attributes = {{"axis", int64_t{axis}}, {"ignore_index", spec_.ignore_index}};
     const Attributes along = {{"axis", int64_t{axis}}};
     ValueId maxima = kNoValue;

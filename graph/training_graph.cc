@@ -73,7 +73,6 @@ namespace {
 
 // A parameter that the loss does not depend on is no parameter: it keeps its contents.
 void demote(Value& parameter) {
-  log_warning("parameter '", parameter.name, "' has no influence on the loss; it stays as it is");
   parameter.kind = ValueKind::kConstant;
   parameter.why = "no influence on the loss";
 }
@@ -126,8 +125,10 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
       differentiate_uses(graph, {loss.loss_sum}, {seed}, candidates);
   std::vector<ParameterGradient> parameters;
   std::vector<std::string> names;
+  std::vector<std::string> without_influence;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (uses[i].empty()) {
+      without_influence.push_back(graph.value(candidates[i]).name);
       demote(graph.value(candidates[i]));
       continue;
     }
@@ -141,7 +142,9 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
                   spec.loss.kind,
                   ") depends on no trainable parameter; nothing would be trained");
   const ValueId grad_norm = build_update(graph, parameters, spec.optimizer);
-  return finish_training_graph(std::move(graph), loss, grad_norm, std::move(names));
+  TrainingGraph result = finish_training_graph(std::move(graph), loss, grad_norm, std::move(names));
+  result.without_influence = std::move(without_influence);
+  return result;
 }
 
 TrainingGraph build_eval_graph(Graph forward, const LossSpec& loss) {

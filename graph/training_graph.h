@@ -55,6 +55,8 @@ struct TrainingGraph {
   ValueId correct = kNoValue;     // float64 scalar, Region::kForward: correctly classified items,
                                   // kNoValue unless the labels are classes
   std::vector<std::string> parameters;  // trained, in graph order
+  std::vector<std::string>
+      without_influence;  // would be trained, but the loss does not depend on them
 };
 
 // Fills in `auto` from the graph and the data's labels (`labels` may be null when there are none).

@@ -30,35 +30,15 @@ int64_t sequence_length(const Graph& forward, const std::string& path) {
                "' holds tokens, but the model has no integer input [batch, sequence]");
 }
 
-std::shared_ptr<const Dataset> open_data(const Options& options,
-                                         const Graph& forward,
-                                         bool evaluate,
-                                         const std::map<std::string, int>& array_axes) {
-  const std::string& spec = options.data;
+bool is_text(const std::string& spec) {
+  return spec.rfind("tokens:", 0) == 0 || spec.rfind("text:", 0) == 0;
+}
+
+std::shared_ptr<const Dataset> open_text(const std::string& spec, const Graph& forward) {
   if (spec.rfind("tokens:", 0) == 0) {
     return open_token_file(spec.substr(7), sequence_length(forward, spec.substr(7)));
   }
-  if (spec.rfind("text:", 0) == 0) {
-    return open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)));
-  }
-  TRAINRT_REQUIRE(
-      fs::exists(spec),
-      kInvalidArgument,
-      "--data '",
-      spec,
-      "' does not exist; wanted synthetic, F.npz, a folder of IDX files, tokens:F.bin or "
-      "text:F.txt");
-  if (fs::is_directory(spec)) {
-    return open_idx_folder(spec, evaluate ? "t10k" : "train");
-  }
-  TRAINRT_REQUIRE(
-      spec.ends_with(".npz"),
-      kInvalidArgument,
-      "--data '",
-      spec,
-      "' is a file of unknown kind; wanted F.npz, a folder of IDX files, tokens:F.bin or "
-      "text:F.txt");
-  return open_npz(spec, array_axes);
+  return open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)));
 }
 
 std::map<std::string, std::string> input_arrays(const Options& options) {
@@ -91,6 +71,12 @@ int require_array(const Dataset& dataset, const std::string& name, const std::st
   return *array;
 }
 
+// Unless an input is named like the array.
+bool may_be_labels(const Options& options, const DataArray& array) {
+  static const std::set<std::string> kNames = {"labels", "label", "y", "target", "targets"};
+  return array.is_labels || array.name == options.labels || kNames.count(array.name) != 0;
+}
+
 std::optional<int> find_labels(const Options& options, const Graph& forward, const Dataset& data) {
   const auto mapping = input_arrays(options);
   if (!options.labels.empty()) {
@@ -100,7 +86,6 @@ std::optional<int> find_labels(const Options& options, const Graph& forward, con
     }
     return require_array(data, options.labels, "--labels");
   }
-  static const std::set<std::string> kNames = {"labels", "label", "y", "target", "targets"};
   for (size_t i = 0; i < data.arrays().size(); ++i) {
     const DataArray& array = data.arrays()[i];
     const std::optional<ValueId> input = forward.find_value(array.name);
@@ -109,7 +94,7 @@ std::optional<int> find_labels(const Options& options, const Graph& forward, con
     const bool mapped = std::any_of(mapping.begin(), mapping.end(), [&](const auto& item) {
       return item.second == array.name;
     });
-    if (!feeds_model && !mapped && (array.is_labels || kNames.count(array.name) != 0)) {
+    if (!feeds_model && !mapped && may_be_labels(options, array)) {
       return static_cast<int>(i);
     }
   }
@@ -251,10 +236,69 @@ std::string list_inputs(const Graph& graph, const std::vector<ValueId>& inputs) 
 
 }  // namespace
 
+std::map<std::string, SampleShape> samples_of_inputs(const OnnxModel& model,
+                                                     const Options& options,
+                                                     const Dataset& arrays) {
+  const auto mapping = input_arrays(options);
+  std::map<std::string, SampleShape> samples;
+  std::set<int> used;
+  std::vector<std::string> left;
+  const auto feed = [&](const std::string& input, int array) {
+    const DataArray& source = arrays.arrays()[static_cast<size_t>(array)];
+    samples[input] = {source.sample_shape, source.name};
+    used.insert(array);
+  };
+  for (const ModelInput& input : model.inputs()) {
+    const auto mapped = mapping.find(input.name);
+    if (const auto array =
+            arrays.find_array(mapped == mapping.end() ? input.name : mapped->second)) {
+      feed(input.name, *array);
+    } else {
+      left.push_back(input.name);
+    }
+  }
+  std::vector<int> others;
+  for (int i = 0; i < static_cast<int>(arrays.arrays().size()); ++i) {
+    if (used.count(i) == 0 && !may_be_labels(options, arrays.arrays()[static_cast<size_t>(i)])) {
+      others.push_back(i);
+    }
+  }
+  if (left.size() == 1 && others.size() == 1) {
+    feed(left[0], others[0]);
+  }
+  return samples;
+}
+
+std::shared_ptr<const Dataset> open_arrays(const Options& options,
+                                           bool evaluate,
+                                           const std::map<std::string, int>& array_axes) {
+  const std::string& spec = options.data;
+  if (spec == "synthetic" || is_text(spec)) {
+    return nullptr;
+  }
+  TRAINRT_REQUIRE(
+      fs::exists(spec),
+      kInvalidArgument,
+      "--data '",
+      spec,
+      "' does not exist; wanted synthetic, F.npz, a folder of IDX files, tokens:F.bin or "
+      "text:F.txt");
+  if (fs::is_directory(spec)) {
+    return open_idx_folder(spec, evaluate ? "t10k" : "train");
+  }
+  TRAINRT_REQUIRE(
+      spec.ends_with(".npz"),
+      kInvalidArgument,
+      "--data '",
+      spec,
+      "' is a file of unknown kind; wanted F.npz, a folder of IDX files, tokens:F.bin or "
+      "text:F.txt");
+  return open_npz(spec, array_axes);
+}
+
 DataChoice choose_data(const Options& options,
                        const Graph& forward,
-                       bool evaluate,
-                       const std::map<std::string, int>& array_axes) {
+                       std::shared_ptr<const Dataset> arrays) {
   LossSpec wanted;
   wanted.kind = options.loss;
   wanted.output = options.output;
@@ -266,7 +310,7 @@ DataChoice choose_data(const Options& options,
     return choose_synthetic(options, forward, wanted);
   }
   DataChoice choice;
-  choice.dataset = open_data(options, forward, evaluate, array_axes);
+  choice.dataset = arrays != nullptr ? std::move(arrays) : open_text(options.data, forward);
   choice.label_array = find_labels(options, forward, *choice.dataset);
   if (!choice.label_array) {
     choice.loss = resolve_loss(forward, wanted, nullptr);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/onnx_symbols.h"
 #include "graph/training_graph.h"
 #include "runtime/data_loader.h"
 #include "runtime/dataset.h"
@@ -21,12 +22,24 @@ struct DataChoice {
   LossSpec loss;  // resolved
 };
 
-// Opens the data and resolves the loss. `forward` is bound to any number of samples > 0; `evaluate`
-// chooses the test files of an IDX folder; `array_axes`: the batch axis of data arrays.
+// The data that can be opened before the model has sizes, an npz file or an IDX folder; nothing for
+// text, which is cut by the model's length, and synthetic data. `evaluate` chooses the test files
+// of an IDX folder; `array_axes`: the batch axis of data arrays.
+std::shared_ptr<const Dataset> open_arrays(const Options& options,
+                                           bool evaluate,
+                                           const std::map<std::string, int>& array_axes);
+
+// Opens the data, unless they are open, and resolves the loss. `forward` is bound to any number of
+// samples > 0.
 DataChoice choose_data(const Options& options,
                        const Graph& forward,
-                       bool evaluate,
-                       const std::map<std::string, int>& array_axes);
+                       std::shared_ptr<const Dataset> arrays);
+
+// What the arrays hold for each input, as far as it is sure before the model has sizes: arrays
+// named by --input or like the input, or the only one left for the only input left.
+std::map<std::string, SampleShape> samples_of_inputs(const OnnxModel& model,
+                                                     const Options& options,
+                                                     const Dataset& arrays);
 
 // An array for every input that the runtime does not feed itself. Throws kInvalidArgument with the
 // inputs and arrays that are left.

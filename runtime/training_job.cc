@@ -4,6 +4,7 @@
 #include <charconv>
 #include <set>
 
+#include "graph/base/log.h"
 #include "graph/passes/precision.h"
 #include "runtime/data_choice.h"
 #include "runtime/load_cuda.h"
@@ -61,6 +62,23 @@ std::string resolve_precision(const Options& options) {
 int64_t micro_batch_to_try(const Options& options) {
   return options.micro_batch_size > 0 ? std::min(options.micro_batch_size, options.batch_size)
                                       : options.batch_size;
+}
+
+void warn_of_no_influence(const std::vector<std::string>& names) {
+  constexpr size_t kMostNamed = 5;
+  std::string list;
+  for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) {
+    list += concat(i == 0 ? "'" : ", '", names[i], "'");
+  }
+  if (names.size() == 1) {
+    log_warning("parameter ", list, " has no influence on the loss; it stays as it is");
+  } else if (!names.empty()) {
+    log_warning(
+        "parameters ",
+        list,
+        names.size() > kMostNamed ? concat(" and ", names.size() - kMostNamed, " more") : "",
+        " have no influence on the loss; they stay as they are");
+  }
 }
 
 void record_model_types(const Graph& forward, TrainingJob& job) {
@@ -253,6 +271,11 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
     refuse_beside_training_info(options);
   }
   check_bound_dims(*job.model, job.bind);
+  std::shared_ptr<const Dataset> arrays = open_arrays(options, evaluate, array_axes);
+  if (arrays != nullptr) {
+    job.bind.dims.merge(
+        dims_of_samples(*job.model, job.bind, samples_of_inputs(*job.model, options, *arrays)));
+  }
   const int64_t micro_batch = micro_batch_to_try(options);
   BindOptions bound = job.bind;
   bound.batch = micro_batch;
@@ -260,7 +283,7 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   record_model_types(plain, job);
   job.num_forward_nodes = plain.num_nodes();
   Graph forward = apply_precision(plain, graph_precision(job.precision));
-  DataChoice choice = choose_data(options, forward, evaluate, array_axes);
+  DataChoice choice = choose_data(options, forward, std::move(arrays));
   check_array_axes(array_axes, *job.model, *choice.dataset);
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;
@@ -272,6 +295,7 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
       job.from_training_info ? job.build({micro_batch, 0}, true)
                              : job.build_from(std::move(forward), {micro_batch, 0}, true));
   job.example_micro_batch = micro_batch;
+  warn_of_no_influence(job.example->without_influence);
   job.bindings = bind_inputs(options, job.example->graph, choice);
   find_ranges(plain, choice, job.bindings);
   for (const InputBinding& binding : job.bindings) {

@@ -1,8 +1,10 @@
 // `trainrt inspect`: what is in the file, and what would be trained. Weights are not read.
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "graph/onnx_import.h"
+#include "graph/onnx_symbols.h"
 #include "graph/printer.h"
 #include "graph/training_graph.h"
 #include "runtime/commands/command.h"
@@ -27,6 +29,7 @@ struct Report {
   std::vector<UnsupportedOp> unsupported;
   std::map<std::string, int> operators;  // after import, by operator
   std::vector<LossSpec> losses;          // that the float outputs can carry, the default first
+  std::map<std::string, int64_t> dims;   // sizes chosen only to describe the model
   std::string cannot_bind;               // why there is no graph
 };
 
@@ -68,25 +71,50 @@ std::string loss_text(const LossSpec& loss) {
                 loss.next_token ? std::string("the next token") : concat("'", loss.labels, "'"));
 }
 
+void describe(const OnnxModel& model, BindOptions bind, Report& report) {
+  report.dims = dims_to_describe(model, bind);
+  bind.dims.insert(report.dims.begin(), report.dims.end());
+  report.unsupported = model.unsupported(bind);
+  report.tensors = model.tensors(bind);
+  if (report.unsupported.empty()) {
+    const Graph graph = model.bind(bind);
+    for (const Node& node : graph.nodes()) {
+      ++report.operators[node.op_type];
+    }
+    if (!model.has_training_info()) {
+      report.losses = loss_candidates(graph);
+    }
+  }
+}
+
+// The batch that the model's own dims are fixed to, if any.
+std::optional<int64_t> own_batch(const OnnxModel& model) {
+  for (const ModelInput& input : model.inputs()) {
+    if (input.batch_axis >= 0 && input.dims[static_cast<size_t>(input.batch_axis)].size > 0) {
+      return input.dims[static_cast<size_t>(input.batch_axis)].size;
+    }
+  }
+  return std::nullopt;
+}
+
 Report make_report(const OnnxModel& model, const Options& options) {
   Report report;
   BindOptions bind = bind_options(options, true);
   bind.batch = options.batch_size;
   try {
-    report.unsupported = model.unsupported(bind);
-    report.tensors = model.tensors(bind);
-    if (report.unsupported.empty()) {
-      const Graph graph = model.bind(bind);
-      for (const Node& node : graph.nodes()) {
-        ++report.operators[node.op_type];
-      }
-      if (!model.has_training_info()) {
-        report.losses = loss_candidates(graph);
-      }
-    }
+    describe(model, bind, report);
   } catch (const Error& error) {
     // A dim that needs --bind, say: the rest of the file can still be described.
     report.cannot_bind = error.what();
+    const std::optional<int64_t> batch = own_batch(model);
+    if (batch && *batch != bind.batch) {
+      bind.batch = *batch;
+      try {
+        describe(model, bind, report);
+      } catch (const Error&) {
+        report.tensors.clear();  // what was said first says it all
+      }
+    }
   }
   return report;
 }
@@ -114,6 +142,13 @@ std::string as_text(const OnnxModel& model, const Report& report) {
                    input.batch_axis >= 0 ? concat(", samples along axis ", input.batch_axis)
                                          : ", no batch axis",
                    "\n");
+  }
+  if (!report.dims.empty()) {
+    text += "described  at";
+    for (const auto& [symbol, size] : report.dims) {
+      text += concat(" ", symbol, "=", size);
+    }
+    text += "; run takes the sizes from the data or from --bind\n";
   }
   for (const std::string& output : model.outputs()) {
     text += "output     " + output + "\n";
@@ -187,6 +222,9 @@ std::string as_json(const OnnxModel& model, const Report& report) {
                               {"dtype", dtype_name(input.dtype)},
                               {"dims", dims},
                               {"batch_axis", input.batch_axis}});
+  }
+  if (!report.dims.empty()) {
+    json["described_at"] = report.dims;
   }
   for (const LossSpec& loss : report.losses) {
     json["losses"].push_back({{"kind", loss.kind},

@@ -4,6 +4,7 @@
 
 #include "graph/evaluator.h"
 #include "graph/onnx_import.h"
+#include "graph/onnx_symbols.h"
 #include "tests/graph/onnx_models.h"
 
 namespace trainrt {
@@ -183,6 +184,36 @@ g (float[seq, batch_size, 4] x, float[layers, N, 2] h, float[time, 3] t, float s
   options.batch_axes = {{"y", 0}};
   EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { model.bind(options); }),
               HasSubstr("no input 'y'"));
+}
+
+TEST(OnnxSymbolsTest, TheDataGiveOpenDimsTheirSize) {
+  const OnnxModel model =
+      model_of("(float[batch, s, 2] x, float[batch, s, t] mask) => (float[batch, s, 2] y)",
+               "",
+               "axis = Constant<value: tensor = int64[1] {2}>()\n"
+               "m = ReduceSum<keepdims = 1>(mask, axis)\ny = Mul(x, m)");
+  BindOptions options = at_batch(3);
+  using Sizes = std::map<std::string, int64_t>;
+  EXPECT_EQ(dims_of_samples(model, options, {{"x", {{7, 2}, "x"}}, {"mask", {{7, 5}, "m"}}}),
+            (Sizes{{"s", 7}, {"t", 5}}));
+  // What --bind gives stays, and arrays of other dims say nothing.
+  options.dims["s"] = 4;
+  EXPECT_EQ(dims_of_samples(model, options, {{"x", {{14}, "x"}}, {"mask", {{7, 5}, "m"}}}),
+            (Sizes{{"t", 5}}));
+  options.dims.clear();
+  EXPECT_THAT(
+      error_of(ErrorCode::kInvalidArgument,
+               [&] {
+                 dims_of_samples(model, options, {{"x", {{7, 2}, "x"}}, {"mask", {{9, 5}, "m"}}});
+               }),
+      AllOf(HasSubstr("dim 's'"), HasSubstr("7 (axis 1 of 'x'"), HasSubstr("array 'm'")));
+}
+
+TEST(OnnxSymbolsTest, AModelIsDescribedAtASizeThatItTakes) {
+  const OnnxModel model = model_of("(float[batch, s] x) => (float[batch, s] y)",
+                                   "float[16] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}",
+                                   "y = Add(x, w)");
+  EXPECT_EQ(dims_to_describe(model, at_batch(2)), (std::map<std::string, int64_t>{{"s", 16}}));
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 // resolve_loss() makes of models and labels.
 #include "graph/training_graph.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "graph/graph_builder.h"
 #include "tests/support/training_loop.h"
@@ -372,6 +374,41 @@ TEST(ResolveLossTest, LanguageModelPredictsTheNextToken) {
   EXPECT_EQ(values[0].to_double()[0], 12);
   EXPECT_NEAR(values[1].to_double()[0], 12 * std::log(11.0), 1e-5);
   EXPECT_EQ(values[2].to_double()[0], 1);  // all scores tie, class 0 is next once
+}
+
+// The labels of an encoder-decoder's next token: `inputs` look up a table of `rows` each, and their
+// sum is scored against 5 words.
+std::vector<double> right_next_tokens(const std::vector<std::string>& inputs,
+                                      const std::vector<int64_t>& rows) {
+  Graph graph;
+  GraphBuilder builder(graph);
+  ValueId sum = kNoValue;
+  std::map<std::string, Tensor> data;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ValueId ids = graph.add_input(inputs[i], {DType::kInt64, {1, 3}}, 0);
+    const ValueId table = builder.constant(Tensor(DType::kFloat32, {rows[i], 5}));
+    const ValueId scores = builder.op("Gather", {table, ids});
+    sum = sum == kNoValue ? scores : builder.add(sum, scores);
+    data[inputs[i]] = i == 0 ? Tensor::from<int64_t>({1, 1, 1}, {1, 3})
+                             : Tensor::from<int64_t>({0, 0, 0}, {1, 3});
+  }
+  graph.outputs() = {sum};
+  const TrainingGraph eval = build_eval_graph(graph, resolve_loss(graph, {}, nullptr));
+  // All scores tie, so class 0 is predicted: right where the second input's words are the labels.
+  return evaluate(eval.graph, data, {eval.correct})[0].to_double();
+}
+
+TEST(ResolveLossTest, TheDecodersWordsAreTheNextTokens) {
+  EXPECT_THAT(right_next_tokens({"src", "tgt"}, {5, 5}), ::testing::ElementsAre(2));
+  EXPECT_THAT(right_next_tokens({"position_ids", "input_ids"}, {3, 5}), ::testing::ElementsAre(2));
+  EXPECT_THAT(right_next_tokens({"input_ids", "token_type_ids"}, {5, 2}),
+              ::testing::ElementsAre(0));
+  try {
+    right_next_tokens({"a", "b"}, {5, 5});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("'a' and 'b'"));
+  }
 }
 
 TEST(ResolveLossTest, OneRealNumberPerSampleIsRegression) {
