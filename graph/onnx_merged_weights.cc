@@ -142,7 +142,8 @@ class Splitter {
     std::map<std::pair<std::string, std::string>, std::string> owners;  // weight, module -> name
     for (onnx::NodeProto& node : *graph_.mutable_node()) {
       if (node.op_type() != "Identity" || !canonical_domain(node.domain()).empty() ||
-          weights_.count(node.input(0)) == 0 || outputs_.count(node.output(0)) != 0) {
+          node.input_size() != 1 || node.output_size() != 1 || weights_.count(node.input(0)) == 0 ||
+          outputs_.count(node.output(0)) != 0) {
         continue;
       }
       const std::string original = node.input(0);

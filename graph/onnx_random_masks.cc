@@ -74,7 +74,10 @@ class MaskFinder {
     } else if (op == "RandomUniform" || op == "RandomUniformLike") {
       const onnx::AttributeProto* low = find_attribute(node, "low");
       const onnx::AttributeProto* high = find_attribute(node, "high");
-      draws_[node.output(0)] = {low == nullptr ? 0.0 : low->f(), high == nullptr ? 1.0 : high->f()};
+      const Draw draw{low == nullptr ? 0.0 : low->f(), high == nullptr ? 1.0 : high->f()};
+      if (draw.low < draw.high) {
+        draws_[node.output(0)] = draw;
+      }
     } else if (op == "Bernoulli") {
       if (const Number* keep = find(filled_, node)) {
         set_mask(node, {keep->value, cast_type(node, "dtype", keep->data_type)});
@@ -86,12 +89,13 @@ class MaskFinder {
     } else if (op == "Identity" || op == "Cast") {
       visit_cast(node);
     } else if (op == "Not") {
-      if (const auto it = choices_.find(node.input(0)); it != choices_.end()) {
-        choices_[node.output(0)] = 1 - it->second;
+      if (const double* probability = find(choices_, node)) {
+        const double dropped = 1 - *probability;
+        choices_[node.output(0)] = dropped;
       }
     } else if (op == "Floor") {
-      if (const auto it = raised_.find(node.input(0)); it != raised_.end()) {
-        set_mask(node, it->second);
+      if (const Number* keep = find(raised_, node)) {
+        set_mask(node, Number(*keep));
       }
     } else if (node.input_size() == 2) {
       visit_binary(node);
@@ -142,6 +146,9 @@ class MaskFinder {
   const typename Map::mapped_type* find(const Map& map,
                                         const onnx::NodeProto& node,
                                         int input = 0) const {
+    if (input >= node.input_size()) {
+      return nullptr;
+    }
     const auto it = map.find(node.input(input));
     return it == map.end() ? nullptr : &it->second;
   }
@@ -236,7 +243,7 @@ class MaskFinder {
       if (const Number* mask = find(masks_, node, 1 - number_at)) {
         if (op == "Mul") {
           set_mask(node, {mask->value * number->value, mask->data_type});
-        } else if (op == "Div" && number_at == 1) {
+        } else if (op == "Div" && number_at == 1 && number->value != 0) {
           set_mask(node, {mask->value / number->value, mask->data_type});
         }
         return;
