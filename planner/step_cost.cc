@@ -558,7 +558,9 @@ class StepPricer {
     if (layout_.pipeline > 1 && tied > 0 && (stage == 0 || stage == layout_.pipeline - 1)) {
       const int a = layout_.device(rank_of(0, 0, 0));
       const int b = layout_.device(rank_of(layout_.pipeline - 1, 0, 0));
-      const int on_host = static_cast<int>(topology_.host_of(a).devices.size());
+      // One such pair for each rank of the first stage, of whom so many share a host's network.
+      const int on_host = std::min(static_cast<int>(topology_.host_of(a).devices.size()),
+                                   layout_.data * layout_.tensor);
       seconds += collective_time(Collective::kAllReduce,
                                  engine_.reduce_bytes * tied,
                                  group_links(topology_, {a, b}, on_host),

@@ -50,9 +50,16 @@ INSTANTIATE_TEST_SUITE_P(
     ValidationTest,
     ::testing::Values(
         Bar{"korthikanti22_iteration.csv", 9, 0.025, 1, 0.01, 0.01, 0.9},
-        // Regret: small layers, whose time is the host's. It took 44 ms for a micro-batch of twelve
-        // layers in most layouts, 39 ms in some (four tensor ranks, hidden 2048) and 50 to 60 ms in
-        // others (eight tensor ranks), with as many kernels.
+        // Regret (3 and 20 % are wanted): the 900 rows are sums. Those of a width, tensor degree
+        // and micro-batch follow layers * micro-batches * a + micro-batches * b + layers * c + d to
+        // 3e-4 with the same a under every data and pipeline degree, so they hold 32 layer times,
+        // and what is odd about one of these returns in all its rows. Two are odd: 2.75 ms (width
+        // 2048, tensor degree 4, micro-batch 2), where half the work took 2.99 and twice the
+        // work 4.95, and 3.18 ms (1024, 2, 4), where half the work took 3.58. A model that knew
+        // everything else exactly and had 3.75 and 4.0 ms there would show a mean regret of 3.0 %,
+        // a worst of 22 %. Beyond that: the rows say full recompute, but from micro-batch 4 to 8
+        // layers grow by 0.57 to 0.78 of what that costs (seven of eight), as if nothing ran again
+        // (0.74).
         Bar{"vtrain_single_node_a100.csv", 900, 0.075, 1, 0.048, 0.26, 0.84},
         Bar{"vtrain_multi_node_a100.csv", 62, 0.06, 1, 0.02, 0.05, 0.75},
         Bar{"megatron_core_h100.csv", 9, 0.08, 1, 1, 1, 0},
@@ -63,8 +70,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bar{"torchtitan.csv", 10, 0.03, 0.05, 0.01, 0.01, 0},
         Bar{"bigscience_a100_topology.csv", 46, 0.09, 0.10, 0.005, 0.02, 0.7},
         // Small micro-batches in tensor parallel stages of V100 at 10 Gbit/s took twice what their
-        // neighbours say; without the V100 hosts the rank correlation is 0.81.
-        Bar{"amp_t4_v100_mixed.csv", 90, 0.15, 1, 0.055, 0.105, 0.69},
+        // neighbours say; without the V100 hosts the rank correlation is 0.82.
+        Bar{"amp_t4_v100_mixed.csv", 90, 0.145, 1, 0.055, 0.105, 0.7},
         Bar{"sailor_gh200_and_mixed.csv", 25, 0.12, 0.09, 0.01, 0.10, 0.85},
         Bar{"llmc_gpt2.csv", 4, 0.135, 1, 1, 1, 0}),
     [](const auto& tested) {
