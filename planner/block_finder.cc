@@ -31,13 +31,14 @@ std::string type_text(const TensorType& type) {
 
 class Signature {
  public:
-  Signature(const Graph& graph, const Block& block) : graph_(graph), block_(block) {}
+  Signature(const Graph& graph, const Block& block, const BlockPins& pins)
+      : graph_(graph), block_(block), pins_(pins) {}
 
   std::string text() {
     std::ostringstream out;
     for (const NodeId id : block_.forward) {
       const Node& node = graph_.node(id);
-      out << node.op_type << '{';
+      out << node.op_type << padding(node) << '{';
       for (const auto& [name, value] : node.attributes) {
         if (!is_instance_attribute(name)) {
           out << name << '=' << attribute_string(value) << ';';
@@ -51,14 +52,27 @@ class Signature {
       for (const ValueId output : node.outputs) {
         if (output != kNoValue) {
           number_.emplace(output, number_.size());
-          out << type_text(graph_.value(output).type) << ' ';
+          out << type_text(graph_.value(output).type) << placement(output) << ' ';
         }
       }
+    }
+    for (const NodeId id : block_.backward) {
+      out << padding(graph_.node(id));
     }
     return out.str();
   }
 
  private:
+  std::string placement(ValueId id) const {
+    const auto found = pins_.placements.find(graph_.value(id).name);
+    return found == pins_.placements.end() ? "" : "@" + placement_string(found->second);
+  }
+
+  std::string padding(const Node& node) const {
+    const auto found = pins_.padding.find(node.name);
+    return found == pins_.padding.end() ? "" : "/" + std::to_string(found->second);
+  }
+
   std::string reference(ValueId input) {
     if (input == kNoValue) {
       return "-";
@@ -71,16 +85,19 @@ class Signature {
     const std::string own = "#" + std::to_string(number_.size());
     number_.emplace(input, number_.size());
     return own + (input == block_.input ? "in" : value_kind_name(value.kind)) +
-           type_text(value.type);
+           type_text(value.type) + placement(input);
   }
 
   const Graph& graph_;
   const Block& block_;
+  const BlockPins& pins_;
   std::map<ValueId, size_t> number_;
 };
 
 // Cuts forward nodes into blocks.
-std::vector<Block> cut_forward(const Graph& graph, const std::vector<bool>& trained) {
+std::vector<Block> cut_forward(const Graph& graph,
+                               const std::vector<bool>& trained,
+                               const std::vector<int>& wanted_cuts) {
   std::vector<NodeId> forward;
   std::vector<int> last_reader(static_cast<size_t>(graph.num_values()), -1);
   for (NodeId id = 0; id < graph.num_nodes(); ++id) {
@@ -97,6 +114,7 @@ std::vector<Block> cut_forward(const Graph& graph, const std::vector<bool>& trai
   }
   std::vector<Block> blocks(1);
   std::map<ValueId, int> alive;  // value -> last reader
+  int passed = -1;               // largest source index so far
   for (int i = 0; i < static_cast<int>(forward.size()); ++i) {
     const NodeId id = forward[static_cast<size_t>(i)];
     blocks.back().forward.push_back(id);
@@ -107,10 +125,31 @@ std::vector<Block> cut_forward(const Graph& graph, const std::vector<bool>& trai
       }
     }
     std::erase_if(alive, [i](const auto& entry) { return entry.second <= i; });
-    if (alive.size() == 1 && i + 1 < static_cast<int>(forward.size())) {
-      blocks.back().output = alive.begin()->first;
+    passed = std::max(passed, graph.node(id).source_index);
+    if (i + 1 == static_cast<int>(forward.size())) {
+      break;
+    }
+    const int next = graph.node(forward[static_cast<size_t>(i) + 1]).source_index;
+    const bool wanted = std::any_of(wanted_cuts.begin(), wanted_cuts.end(), [&](int cut) {
+      return passed < cut && cut <= next;
+    });
+    if (alive.size() == 1 || wanted) {
+      Block& before = blocks.back();
+      for (const auto& [value, reader] : alive) {
+        before.also_crossing.push_back(value);
+      }
+      // The largest stands for the rest.
+      const auto largest = std::max_element(
+          before.also_crossing.begin(), before.also_crossing.end(), [&](ValueId a, ValueId b) {
+            return graph.value(a).type.bytes() < graph.value(b).type.bytes();
+          });
+      if (largest != before.also_crossing.end()) {
+        before.output = *largest;
+        before.also_crossing.erase(largest);
+      }
+      const ValueId output = before.output;
       blocks.emplace_back();
-      blocks.back().input = alive.begin()->first;
+      blocks.back().input = output;
     }
   }
   return blocks;
@@ -147,14 +186,14 @@ void assign_backward(const Graph& graph, std::vector<Block>* blocks) {
 
 }  // namespace
 
-BlockList find_blocks(const Graph& graph) {
+BlockList find_blocks(const Graph& graph, const BlockPins& pins) {
   BlockList list;
   list.trained = depends_on(graph, graph.values_of_kind(ValueKind::kParameter));
-  list.blocks = cut_forward(graph, list.trained);
+  list.blocks = cut_forward(graph, list.trained, pins.cuts);
   assign_backward(graph, &list.blocks);
   std::map<std::string, int> classes;
   for (size_t b = 0; b < list.blocks.size(); ++b) {
-    const std::string text = Signature(graph, list.blocks[b]).text();
+    const std::string text = Signature(graph, list.blocks[b], pins).text();
     const auto [entry, is_new] = classes.emplace(text, list.num_classes);
     if (is_new) {
       list.representative.push_back(static_cast<int>(b));

@@ -2,10 +2,12 @@
 // copies of each other: repeated layers are found by structure, priced once and placed once.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "graph/graph.h"
+#include "parallel/plan.h"
 
 namespace trainrt {
 
@@ -14,7 +16,13 @@ struct Block {
   std::vector<NodeId> backward;  // nodes of its gradients, in order
   ValueId input = kNoValue;      // the one activation that comes from the block before
   ValueId output = kNoValue;     // ... that goes to the next
-  int block_class = 0;           // blocks of one class are structurally equal
+  // Where a plan demands a cut between: the other activations alive there.
+  std::vector<ValueId> also_crossing;
+  int block_class = 0;  // blocks of one class are structurally equal
+
+  NodeId node(size_t place) const {  // forward, then backward
+    return place < forward.size() ? forward[place] : backward[place - forward.size()];
+  }
 };
 
 struct BlockList {
@@ -24,6 +32,14 @@ struct BlockList {
   std::vector<bool> trained;        // by value: depends on a parameter
 };
 
-BlockList find_blocks(const Graph& graph);
+// What a given plan demands of the blocks. Blocks for which it demands different things are of
+// different classes.
+struct BlockPins {
+  std::vector<int> cuts;  // source indices that a block has to begin with, ascending
+  std::map<std::string, Placement> placements;  // of tensors over the tensor group, by name
+  std::map<std::string, int64_t> padding;       // of nodes, by name
+};
+
+BlockList find_blocks(const Graph& graph, const BlockPins& pins = {});
 
 }  // namespace trainrt

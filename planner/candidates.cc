@@ -36,13 +36,17 @@ int largest_tensor_degree(const PlanRequest& request) {
 std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num_blocks) {
   std::vector<Degrees> found;
   for (const int t : divisors(devices)) {
+    if (t == 1 && request.pins.splits_tensors()) {
+      continue;
+    }
     if (t > largest_tensor_degree(request) || !matches(request.pins.tensor, t)) {
       continue;
     }
     for (const int p : divisors(devices / t)) {
       const int d = devices / t / p;
       // Data ranks without a sample only where they are asked for.
-      const bool busy = d <= request.global_batch || request.pins.data.has_value();
+      const bool busy = d <= request.global_batch || request.pins.data.has_value() ||
+                        !request.pins.data_shares.empty();
       if (p <= num_blocks && busy && matches(request.pins.pipeline, p) &&
           matches(request.pins.data, d)) {
         found.push_back({d, t, p});
@@ -55,6 +59,9 @@ std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num
 }  // namespace
 
 std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_blocks) {
+  if (!request.pins.device_order.empty()) {
+    return degrees_of(request, static_cast<int>(request.pins.device_order.size()), num_blocks);
+  }
   const int all = request.topology.num_devices();
   std::vector<Degrees> found = degrees_of(request, all, num_blocks);
   const bool fewer = request.objective == Objective::kDevices ||
@@ -85,7 +92,13 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
 }
 
 std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
-                                                      const Degrees& degrees) {
+                                                      const Degrees& degrees,
+                                                      const PlanPins& pins) {
+  if (!pins.device_order.empty()) {
+    const bool plain = std::is_sorted(pins.device_order.begin(), pins.device_order.end()) &&
+                       pins.device_order.back() + 1 == static_cast<int>(pins.device_order.size());
+    return {plain ? std::vector<int>{} : pins.device_order};
+  }
   std::vector<std::vector<int>> orders = {{}};
   const int world = degrees.data * degrees.tensor * degrees.pipeline;
   std::vector<int> plain(static_cast<size_t>(topology.num_devices()));
@@ -174,6 +187,20 @@ void check_pins(const PlanRequest& request) {
                   pins.shares.size(),
                   " entries for --dp ",
                   pins.data.value_or(0));
+  int64_t samples = 0;
+  for (const DataShare& share : pins.data_shares) {
+    samples += share.num_samples;
+  }
+  TRAINRT_REQUIRE(pins.data_shares.empty() || samples == request.global_batch,
+                  kInvalidArgument,
+                  pins.from,
+                  ": the shares add up to ",
+                  samples,
+                  " samples, ",
+                  std::abs(samples - request.global_batch),
+                  samples > request.global_batch ? " more" : " fewer",
+                  " than the batch of ",
+                  request.global_batch);
   TRAINRT_REQUIRE(!pins.sequence_parallel.value_or(false) || pins.tensor.value_or(2) > 1,
                   kInvalidArgument,
                   "--sequence-parallel needs --tp of 2 or more");

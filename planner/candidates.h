@@ -21,7 +21,8 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
 // Orders of devices along the ranks; the first is the plain one (empty). Several for mixed
 // clusters: types along the pipeline, fast first or slow first, or along the data ranks.
 std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
-                                                      const Degrees& degrees);
+                                                      const Degrees& degrees,
+                                                      const PlanPins& pins);
 
 // Throws kInvalidArgument when pins contradict each other or the cluster.
 void check_pins(const PlanRequest& request);

@@ -37,8 +37,11 @@ struct Engine {
   double launch_seconds = 0;
   double backward_launch_seconds = 0;
   SelectiveRecompute selective = SelectiveRecompute::kAttention;
-  double bucket_bytes = 0;        // ZeRO 1 and 2: buffers that gradients and weights travel in
-  double library_bytes = 0;       // what its communicators take beside the framework's memory
+  double bucket_bytes = 0;   // ZeRO 1 and 2: buffers that gradients and weights travel in
+  double library_bytes = 0;  // what its communicators take beside the framework's memory
+  // Memory is laid out by parallel/memory_plan: transients overlay what is not alive, and with one
+  // micro-batch per step gradients are transients themselves.
+  bool overlays_memory = false;
   bool waits_for_device = false;  // host time adds to the device's instead of running beside it
 };
 

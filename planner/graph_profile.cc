@@ -6,9 +6,12 @@
 #include "planner/graph_profile.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "graph/base/error.h"
+#include "parallel/passes/padding.h"
+#include "planner/block_memory.h"
 
 namespace trainrt {
 
@@ -33,6 +36,7 @@ class Profiler {
     profile.blocks = model_.blocks;
     result.last_source = model_.last_source;
     result.parameters = model_.num_parameters;
+    result.num_nodes = model_.num_nodes;
     result.optimizer_bytes = model_.optimizer_bytes;
     std::vector<BlockSharding> shardings;
     std::vector<double> flops;
@@ -42,7 +46,8 @@ class Profiler {
                                  request_.tensor_group,
                                  request_.tensor_parallel,
                                  profile.sequence_parallel,
-                                 request_.split_at_any_price};
+                                 request_.split_at_any_price,
+                                 request_.pins};
     for (size_t c = 0; c < model_.classes.size(); ++c) {
       const Block& block = model_.classes[c];
       shardings.push_back(search_sharding(search, block));
@@ -60,6 +65,12 @@ class Profiler {
         if (found != shardings[c].placements.end() &&
             found->second.kind == Placement::Kind::kShard) {
           result.placements[model_.parameter_names[b][i]] = found->second;
+        }
+      }
+      for (size_t i = 0; i < model_.products[c].size(); ++i) {
+        const auto found = padded_.find(model_.graph.node(model_.products[c][i]).name);
+        if (found != padded_.end() && !model_.product_names[b][i].empty()) {
+          result.padding[model_.product_names[b][i]] = found->second;
         }
       }
     }
@@ -92,21 +103,68 @@ class Profiler {
     return cost;
   }
 
-  Cost node_cost(const Node& node, int factor) const {
-    const OpDef& op = get_op(node.op_type);
+  // The node as one tensor rank sees it.
+  OpContext context(const Node& node, int factor) const {
     if (request_.tensor_parallel == 1 || factor < 0) {
-      return scaled(op.cost(OpContext(graph_, node)));
+      return OpContext(graph_, node);
     }
-    const ShardingRule rule = op.sharding(OpContext(graph_, node));
-    return scaled(op.cost(local_context(graph_, node, rule, factor, request_.tensor_parallel)));
+    const ShardingRule rule = get_op(node.op_type).sharding(OpContext(graph_, node));
+    return local_context(graph_, node, rule, factor, request_.tensor_parallel);
+  }
+
+  // The multiple that the node's dims are padded to under the given plan, or where it pays; 1: as
+  // it is. What it takes goes to `found`.
+  std::optional<NodePadding> padding_of(const Node& node,
+                                        const OpContext& op,
+                                        const Cost& plain,
+                                        PaddedNode* found) const {
+    if (plain.matmuls.empty() || request_.cost == nullptr) {
+      return std::nullopt;
+    }
+    std::vector<int64_t> multiples;
+    if (request_.pins != nullptr && !request_.pins->padding.empty()) {
+      const auto pinned = request_.pins->padding.find(node.name);
+      if (pinned != request_.pins->padding.end()) {
+        multiples = {pinned->second};
+      }
+    } else if (request_.choose_padding && !request_.cost->device().is_cpu()) {
+      multiples = {8, 64};  // whole loads; whole lines
+    }
+    const bool given = multiples.size() == 1;
+    std::optional<NodePadding> best;
+    found->plain_seconds = request_.cost->op_seconds(plain);
+    for (const int64_t multiple : multiples) {
+      NodePadding padding = node_padding(op, multiple);
+      if (!padding.any) {
+        continue;
+      }
+      Cost cost = plain;
+      cost.matmuls = padding.products;
+      const double copy = static_cast<double>(padding.copied_bytes) * scale_;
+      const double seconds =
+          request_.cost->op_seconds(cost) + request_.cost->op_seconds({0, copy, {}});
+      if (given || seconds < (best ? found->seconds : found->plain_seconds)) {
+        found->multiple = multiple;
+        found->seconds = seconds;
+        best = std::move(padding);
+      }
+    }
+    return best;
   }
 
   static bool is_fused_attention(const Node& node) {
     return node.op_type.find("Attention") != std::string::npos;
   }
 
-  void emit(const Node& node, int factor, PhaseProfile* phase) const {
-    Cost cost = node_cost(node, factor);
+  void emit(const Node& node, int factor, PhaseProfile* phase) {
+    const OpContext op = context(node, factor);
+    Cost cost = scaled(get_op(node.op_type).cost(op));
+    PaddedNode padded;
+    if (const std::optional<NodePadding> padding = padding_of(node, op, cost, &padded)) {
+      cost.matmuls = padding->products;
+      phase->stream(static_cast<double>(padding->copied_bytes) * scale_);
+      padded_[node.name] = padded;
+    }
     if (request_.rearranges_images && node.op_type.starts_with("Conv")) {
       phase->stream(2 * cost.bytes);
     }
@@ -143,7 +201,7 @@ class Profiler {
     return best;
   }
 
-  void backward(const Block& block, const BlockSharding& sharding, BlockClass* result) const {
+  void backward(const Block& block, const BlockSharding& sharding, BlockClass* result) {
     std::map<ValueId, Placement> placements = sharding.placements;
     for (const NodeId id : block.backward) {
       const Node& node = graph_.node(id);
@@ -199,30 +257,24 @@ class Profiler {
     if (block.output != kNoValue) {
       result.output_bytes = bytes(block.output, {});
     }
+    for (const ValueId id : block.also_crossing) {
+      result.output_bytes += bytes(id, {});
+    }
     return result;
   }
 
-  void stash(const Block& block, const BlockSharding& sharding, BlockClass* result) const {
+  void stash(const Block& block, const BlockSharding& sharding, BlockClass* result) {
     std::set<NodeId> own(block.forward.begin(), block.forward.end());
     std::set<ValueId> kept, again;
     std::set<NodeId> rerun;
-    double most = 0;
     for (const NodeId id : block.backward) {
-      double alive = 0;
       for (const ValueId input : graph_.node(id).inputs) {
-        if (input == kNoValue) {
-          continue;
-        }
-        alive += bytes(input, sharding);
-        if (is_activation(input, block, own)) {
-          kept.insert(input);
-          keep(input, block, own, &again, &rerun);
+        const ValueId storage = input == kNoValue ? input : storage_of(graph_, input);
+        if (storage != kNoValue && is_activation(storage, block, own)) {
+          kept.insert(storage);
+          keep(storage, block, own, &again, &rerun);
         }
       }
-      for (const ValueId output : graph_.node(id).outputs) {
-        alive += output == kNoValue ? 0 : bytes(output, sharding);
-      }
-      most = std::max(most, alive);
     }
     for (const ValueId id : kept) {
       result->stash_bytes[0] += bytes(id, sharding);
@@ -231,7 +283,17 @@ class Profiler {
       result->stash_bytes[1] += bytes(id, sharding);
     }
     result->stash_bytes[2] = block.input == kNoValue ? 0 : bytes(block.input, sharding);
-    result->transient_bytes = most;
+    const BlockTransients transients = block_transients(
+        graph_,
+        block,
+        kept,
+        [&](ValueId id) { return bytes(id, sharding); },
+        [&](const Node& node) {
+          return request_.device == nullptr ? 0.0
+                                            : static_cast<double>(workspace_bytes(
+                                                  OpContext(graph_, node), *request_.device));
+        });
+    result->transient_bytes = std::max(transients.forward, transients.backward);
     for (const NodeId id : block.forward) {
       if (rerun.count(id) != 0) {
         const auto found = sharding.factor.find(id);
@@ -257,6 +319,7 @@ class Profiler {
             const std::set<NodeId>& own,
             std::set<ValueId>* kept,
             std::set<NodeId>* rerun) const {
+    id = storage_of(graph_, id);
     if (!is_activation(id, block, own)) {
       return;
     }
@@ -281,6 +344,7 @@ class Profiler {
   const ModelBlocks& model_;
   const Graph& graph_;
   double scale_;
+  std::map<std::string, PaddedNode> padded_;  // nodes of the classes
 };
 
 }  // namespace

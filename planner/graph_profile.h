@@ -26,7 +26,19 @@ struct GraphProfileRequest {
   // Convolutions of an engine that keeps images channels first, where the device multiplies
   // channels last: each image is rearranged before and after.
   bool rearranges_images = false;
-  bool split_at_any_price = false;  // see ShardingRequest
+  bool split_at_any_price = false;     // see ShardingRequest
+  const DeviceSpec* device = nullptr;  // for the kernels' workspaces; null: none are counted
+  // What a given plan demands; null: nothing. `choose_padding`: products are padded where the cost
+  // model says that it pays, unless the plan names paddings itself.
+  const BlockPins* pins = nullptr;
+  bool choose_padding = false;
+};
+
+// A product or convolution that runs padded.
+struct PaddedNode {
+  int64_t multiple = 1;
+  double seconds = 0;        // as padded, of one tensor rank and micro-batch, copies included
+  double plain_seconds = 0;  // without padding
 };
 
 struct GraphProfile {
@@ -35,8 +47,10 @@ struct GraphProfile {
   std::vector<int> last_source;
   // Tensors that are split over the tensor group, by name.
   std::map<std::string, Placement> placements;
-  double parameters = 0;       // elements of the whole model
-  double optimizer_bytes = 0;  // per parameter element
+  std::map<std::string, PaddedNode> padding;  // by node name
+  int num_nodes = 0;                          // of the training graph
+  double parameters = 0;                      // elements of the whole model
+  double optimizer_bytes = 0;                 // per parameter element
 };
 
 GraphProfile graph_profile(const GraphProfileRequest& request);

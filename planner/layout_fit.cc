@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "planner/shares.h"
 #include "planner/stage_partition.h"
@@ -19,8 +20,12 @@ namespace {
 
 constexpr double kFaster = 1 - 1e-12;
 
-// Repair is tried where a rank lacks at most this part of its memory.
+// Repair is tried where a rank lacks at most this part of its memory, or what two blocks of it
+// take.
 constexpr double kRepairable = 0.2;
+
+// Where there are at most so many ways to cut, all are tried before a shape is given up.
+constexpr int64_t kFewCuts = 200;
 
 }  // namespace
 
@@ -44,6 +49,10 @@ LayoutFit::LayoutFit(const StepRequest& request,
     }
     kinds_.push_back(std::move(types));
   }
+}
+
+void LayoutFit::pin_cuts(std::vector<int> first_block) {
+  pinned_cuts_ = std::move(first_block);
 }
 
 int LayoutFit::slowest_type(int stage, int data_rank) const {
@@ -137,6 +146,10 @@ void LayoutFit::share() {
 bool LayoutFit::cut() {
   Layout& layout = *layout_;
   const auto stages = layout.first_block.size();
+  if (!pinned_cuts_.empty()) {
+    layout.first_block = pinned_cuts_;
+    return true;
+  }
   if (stages == 1) {
     return true;
   }
@@ -182,7 +195,15 @@ bool LayoutFit::cut() {
   } else {
     layout.first_block = balanced_cuts(seconds);
   }
-  return repair();
+  if (repair()) {
+    return true;
+  }
+  const std::vector<int> short_of_memory = layout.first_block;
+  if (for_all_cuts(kFewCuts, [&] { return shortage() <= 0; }) && shortage() <= 0) {
+    return true;
+  }
+  layout.first_block = short_of_memory;
+  return false;
 }
 
 // Takes blocks from the fullest rank, one border at a time.
@@ -207,8 +228,9 @@ bool LayoutFit::repair() {
     if (most <= 0) {
       return true;
     }
-    if (static_cast<double>(most) >
-        kRepairable * static_cast<double>(memories.of(worst).capacity_bytes)) {
+    const double part = std::max(
+        kRepairable, 2.0 * layout.pipeline / static_cast<double>(request_.profile->num_blocks()));
+    if (static_cast<double>(most) > part * static_cast<double>(memories.of(worst).capacity_bytes)) {
       return false;
     }
     std::vector<int> best;
@@ -220,9 +242,9 @@ bool LayoutFit::repair() {
           continue;
         }
         const auto at = static_cast<size_t>(border);
-        layout.first_block[at] += border == s ? 1 : -1;
-        const int end = border < last ? layout.first_block[at + 1] : request_.profile->num_blocks();
-        if (layout.first_block[at - 1] < layout.first_block[at] && layout.first_block[at] < end) {
+        const int end = border < last ? present[at + 1] : request_.profile->num_blocks();
+        for (int place = present[at - 1] + 1; place < end; ++place) {
+          layout.first_block[at] = place;
           const int64_t now = missing(fullest());
           if (now < least) {
             least = now;
@@ -238,6 +260,32 @@ bool LayoutFit::repair() {
     layout.first_block = best;
   }
   return false;
+}
+
+bool LayoutFit::for_all_cuts(int64_t most, const std::function<bool()>& fn) {
+  std::vector<int>& first = layout_->first_block;
+  const auto stages = static_cast<int64_t>(first.size());
+  const int64_t blocks = request_.profile->num_blocks();
+  int64_t ways = 1;
+  for (int64_t s = 1; s < stages && ways <= most; ++s) {
+    ways = ways * (blocks - s) / s;
+  }
+  if (ways > most) {
+    return false;
+  }
+  std::iota(first.begin(), first.end(), 0);
+  while (!fn()) {
+    // The next one: the last border that has room moves, those after it close up.
+    int64_t s = stages - 1;
+    while (s > 0 && first[static_cast<size_t>(s)] == blocks - (stages - s)) {
+      --s;
+    }
+    if (s == 0) {
+      break;
+    }
+    std::iota(first.begin() + s, first.end(), first[static_cast<size_t>(s)] + 1);
+  }
+  return true;
 }
 
 double LayoutFit::seconds() {
@@ -381,11 +429,28 @@ bool LayoutFit::descend(int budget, double* best) {
 // From the present cuts, then from those that give all they can to the last stage, and to the
 // first.
 bool LayoutFit::improve_cuts(int budget) {
+  if (!pinned_cuts_.empty()) {
+    return false;
+  }
   std::vector<int>& first = layout_->first_block;
   if (first.size() == 1) {
     return false;
   }
   double best = seconds();
+  const std::vector<int> begin = first;
+  std::vector<int> chosen = begin;
+  const bool all = for_all_cuts(budget, [&] {
+    const double now = shortage() <= 0 ? seconds() : 1e300;
+    if (now < kFaster * best) {
+      best = now;
+      chosen = first;
+    }
+    return false;
+  });
+  if (all) {
+    first = chosen;
+    return chosen != begin;
+  }
   bool changed = descend(budget, &best);
   const int spare = request_.profile->num_blocks() - static_cast<int>(first.size());
   for (const int shift : {0, spare}) {

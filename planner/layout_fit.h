@@ -2,6 +2,7 @@
 // are given: a first choice by closed form, then improved under the replay.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -25,6 +26,8 @@ class LayoutFit {
             CutCache* balanced,
             Layout* layout);
 
+  // The cuts are these; only the shares are fitted. Before start().
+  void pin_cuts(std::vector<int> first_block);
   // Cuts by balance within each stage's memory, shares by speed. False when no cut was found that
   // fits; the layout then has the cuts that balance.
   bool start();
@@ -41,6 +44,8 @@ class LayoutFit {
   double rank_seconds(int data_rank, int micro_batches);
   bool improve_shares();
   bool improve_cuts(int budget);
+  // Whether there are at most `most` ways to cut; calls fn with each if so, until it returns true.
+  bool for_all_cuts(int64_t most, const std::function<bool()>& fn);
   bool descend(int budget, double* best);
   bool slide_borders(int budget, double* best);
   bool move_borders(int more, int budget, std::vector<std::pair<int, int>>* moves, double* best);
@@ -53,6 +58,7 @@ class LayoutFit {
   int total_;
   bool fixed_;  // the counts are
   CutCache* balanced_;
+  std::vector<int> pinned_cuts_;
   Layout* layout_;
   std::vector<std::vector<int>> kinds_;                       // by data rank: types of its stages
   std::map<int, std::vector<double>> block_seconds_;          // by device type

@@ -58,10 +58,22 @@ std::vector<ValueId> read_parameters(const Graph& graph, const Block& block) {
   return found;
 }
 
+// Places in the block, forward then backward, of nodes that have matrix products.
+std::vector<size_t> product_places(const Graph& graph, const Block& block) {
+  std::vector<size_t> places;
+  for (size_t i = 0; i < block.forward.size() + block.backward.size(); ++i) {
+    const Node& node = graph.node(block.node(i));
+    if (!get_op(node.op_type).cost(OpContext(graph, node)).matmuls.empty()) {
+      places.push_back(i);
+    }
+  }
+  return places;
+}
+
 class Reducer {
  public:
-  Reducer(const TrainingGraph& training, int64_t micro_batch)
-      : graph_(training.graph), list_(find_blocks(graph_)) {
+  Reducer(const TrainingGraph& training, int64_t micro_batch, const BlockPins& pins)
+      : graph_(training.graph), list_(find_blocks(graph_, pins)) {
     result_.micro_batch = micro_batch;
   }
 
@@ -103,6 +115,7 @@ class Reducer {
     }
     for (const int index : list_.representative) {
       Block block = list_.blocks[static_cast<size_t>(index)];
+      places_.push_back(product_places(graph_, block));
       for (std::vector<NodeId>* ids : {&block.forward, &block.backward}) {
         for (NodeId& id : *ids) {
           id = new_node.at(id);
@@ -111,7 +124,14 @@ class Reducer {
       for (ValueId* id : {&block.input, &block.output}) {
         *id = *id == kNoValue ? kNoValue : value(*id);
       }
+      for (ValueId& id : block.also_crossing) {
+        id = value(id);
+      }
       result_.parameters.push_back(read_parameters(result_.graph, block));
+      std::vector<NodeId>& products = result_.products.emplace_back();
+      for (const size_t place : places_.back()) {
+        products.push_back(block.node(place));
+      }
       result_.classes.push_back(std::move(block));
     }
   }
@@ -150,12 +170,19 @@ class Reducer {
         }
       }
       result_.parameter_names.push_back(std::move(names));
+      std::vector<std::string> products;
+      for (const size_t place : places_[static_cast<size_t>(block.block_class)]) {
+        const bool there = place < block.forward.size() + block.backward.size();
+        products.push_back(there ? graph_.node(block.node(place)).name : std::string());
+      }
+      result_.product_names.push_back(std::move(products));
       double& most = result_.shared_parameters[static_cast<size_t>(block.block_class)];
       most = std::max(most, shared);
     }
   }
 
   void totals() {
+    result_.num_nodes = graph_.num_nodes();
     double optimizer = 0;
     for (const Value& value : graph_.values()) {
       // Token ids [samples, positions].
@@ -176,6 +203,7 @@ class Reducer {
   const Graph& graph_;
   const BlockList list_;
   std::unordered_map<ValueId, ValueId> new_value_;
+  std::vector<std::vector<size_t>> places_;  // by class: product_places()
   ModelBlocks result_;
 };
 
@@ -321,8 +349,10 @@ class Resizer {
 
 }  // namespace
 
-ModelBlocks model_blocks(const TrainingGraph& training, int64_t micro_batch) {
-  return Reducer(training, micro_batch).run();
+ModelBlocks model_blocks(const TrainingGraph& training,
+                         int64_t micro_batch,
+                         const BlockPins& pins) {
+  return Reducer(training, micro_batch, pins).run();
 }
 
 std::optional<ModelBlocks> at_micro_batch(const ModelBlocks& smaller,

@@ -24,14 +24,19 @@ struct ModelBlocks {
   std::vector<int> blocks;                                // class of each block, in order
   std::vector<int> last_source;                           // source index of its last forward node
   std::vector<std::vector<std::string>> parameter_names;  // by block, as `parameters` of its class
+  std::vector<std::vector<NodeId>> products;              // by class: nodes with matrix products
+  std::vector<std::vector<std::string>> product_names;    // by block, as `products` of its class
   // By class: most elements of parameters that some block of it shares with an earlier block.
   std::vector<double> shared_parameters;
+  int num_nodes = 0;             // of the whole training graph
   double num_parameters = 0;     // elements of the whole model
   double optimizer_bytes = 0;    // per parameter element
   double tokens_per_sample = 0;  // 0: the input is no sequence of ids
 };
 
-ModelBlocks model_blocks(const TrainingGraph& training, int64_t micro_batch);
+ModelBlocks model_blocks(const TrainingGraph& training,
+                         int64_t micro_batch,
+                         const BlockPins& pins = {});
 
 // The model at `micro_batch`, from what it is at two other sizes: a dim or integer attribute that
 // differs between them grows evenly with the size. Every node's types are inferred anew and must

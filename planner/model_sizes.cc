@@ -3,7 +3,7 @@
 namespace trainrt {
 
 ModelBlocks ModelSizes::build(int64_t micro_batch) const {
-  return model_blocks(graph_(micro_batch), micro_batch);
+  return model_blocks(graph_(micro_batch), micro_batch, pins_);
 }
 
 void ModelSizes::prepare() {

@@ -13,8 +13,8 @@ namespace trainrt {
 class ModelSizes {
  public:
   // `graph`: the training graph at a size; called from two threads.
-  explicit ModelSizes(std::function<TrainingGraph(int64_t micro_batch)> graph)
-      : graph_(std::move(graph)) {}
+  explicit ModelSizes(std::function<TrainingGraph(int64_t micro_batch)> graph, BlockPins pins = {})
+      : graph_(std::move(graph)), pins_(std::move(pins)) {}
 
   // Begins to build those that at() derives the others from.
   void prepare();
@@ -26,6 +26,7 @@ class ModelSizes {
   ModelBlocks build(int64_t micro_batch) const;
 
   std::function<TrainingGraph(int64_t micro_batch)> graph_;
+  BlockPins pins_;
   std::map<int64_t, ModelBlocks> built_, derived_;
   std::future<ModelBlocks> second_;  // of size 2, while that of 1 is built
 };

@@ -1,9 +1,11 @@
+// The report as JSON (CONTRACT section 2), and the figures that all forms of it show.
 #include "planner/plan_report.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "graph/base/error.h"
+#include "planner/report_parts.h"
 
 namespace trainrt {
 
@@ -57,90 +59,73 @@ Json ranks_array(const PlanRequest& request, const PlanResult& result) {
   for (int rank = 0; rank < c.layout.world_size(); ++rank) {
     const int device = c.layout.device(rank);
     const StageMemory& stage = c.prediction.stages[static_cast<size_t>(rank / per_stage)];
+    const bool exact = !c.rank_memory.empty();
+    const RankMemory own = exact ? c.rank_memory[static_cast<size_t>(rank)]
+                                 : RankMemory{stage.peak_bytes, stage.breakdown};
     ranks.push_back({{"rank", rank},
                      {"host", request.topology.host_of(device).name},
                      {"device", request.topology.device(device).name},
                      {"stage", rank / per_stage},
-                     {"peak_bytes", stage.peak_bytes},
+                     {"peak_bytes", own.peak_bytes},
                      {"reserved_bytes", request.topology.reserved_bytes(device)},
                      {"capacity_bytes", request.topology.capacity_bytes(device)},
-                     {"breakdown", memory_object(stage.breakdown)}});
+                     {"breakdown", memory_object(own.breakdown)}});
   }
   return ranks;
 }
 
 // An alternative's plan in short: what tells it from the chosen one.
-Json short_plan(const Candidate& c) {
-  return {{"data_parallel", c.layout.data},
-          {"tensor_parallel", c.layout.tensor},
-          {"pipeline_parallel", c.layout.pipeline},
-          {"virtual_stages", c.layout.virtual_stages},
-          {"schedule", schedule_name(c.layout.schedule)},
-          {"micro_batch_size", c.layout.micro_batch},
-          {"zero_stage", c.layout.zero_stage},
-          {"sequence_parallel", c.layout.sequence_parallel},
-          {"recompute", recompute_name(c.layout.recompute)}};
+Json short_plan(const Layout& layout) {
+  return {{"data_parallel", layout.data},
+          {"tensor_parallel", layout.tensor},
+          {"pipeline_parallel", layout.pipeline},
+          {"virtual_stages", layout.virtual_stages},
+          {"schedule", schedule_name(layout.schedule)},
+          {"micro_batch_size", layout.micro_batch},
+          {"zero_stage", layout.zero_stage},
+          {"sequence_parallel", layout.sequence_parallel},
+          {"recompute", recompute_name(layout.recompute)}};
 }
 
-std::string number(double value, const char* format = "%.3g") {
-  char text[64];
-  std::snprintf(text, sizeof(text), format, value);
-  return text;
+// As the search would find it after a change.
+Json what_if_object(const WhatIf& one) {
+  Json object = {{"change", one.change}, {"feasible", one.feasible}, {"effect", one.effect}};
+  if (one.feasible) {
+    object["plan"] = short_plan(one.layout);
+    object["predicted"] = {{"step_seconds", one.seconds},
+                           {"samples_per_second", one.samples_per_second},
+                           {"rate_change", one.rate_change}};
+  }
+  return object;
 }
 
-std::string gibibytes(double bytes) {
-  return number(bytes / 1073741824.0, "%.2f") + " GiB";
+// The beginning of the step: by stage, cells of [phase, virtual stage, micro-batch, start, end].
+Json timeline_object(const Timeline& timeline) {
+  constexpr size_t kMostStages = 32, kMostCells = 64;
+  Json stages = Json::array();
+  for (size_t rank = 0; rank < timeline.schedule.ranks.size() && rank < kMostStages; ++rank) {
+    Json cells = Json::array();
+    for (size_t i = 0; i < timeline.schedule.ranks[rank].size() && i < kMostCells; ++i) {
+      const Cell& cell = timeline.schedule.ranks[rank][i];
+      const CellTime& time = timeline.replay.cells[rank][i];
+      cells.push_back(Json::array(
+          {phase_letter(cell.phase), cell.virtual_stage, cell.micro_batch, time.start, time.end}));
+    }
+    stages.push_back(std::move(cells));
+  }
+  return {{"seconds", timeline.replay.seconds}, {"stages", std::move(stages)}};
 }
 
-std::string layout_text(const Candidate& c) {
-  const Layout& l = c.layout;
-  std::string text = concat("dp ", l.data, "  tp ", l.tensor, "  pp ", l.pipeline);
-  if (l.virtual_stages > 1) {
-    text += concat(" x ", l.virtual_stages, " virtual");
+Json padding_array(const PlanResult& result) {
+  Json padding = Json::array();
+  const GraphProfile& profile = result.profiles[static_cast<size_t>(result.chosen.profile)];
+  for (const auto& [name, padded] : profile.padding) {
+    padding.push_back({{"node", name},
+                       {"multiple", padded.multiple},
+                       {"seconds", padded.seconds},
+                       {"unpadded_seconds", padded.plain_seconds}});
   }
-  text += concat("  ",
-                 schedule_name(l.schedule),
-                 "  micro-batch ",
-                 l.micro_batch,
-                 "  zero ",
-                 l.zero_stage,
-                 "  recompute ",
-                 recompute_name(l.recompute));
-  return text + (l.sequence_parallel ? "  sequence-parallel" : "");
-}
-
-std::string infeasible_text(const PlanResult& result) {
-  std::string text = concat("Does not fit: the nearest plan is ",
-                            result.missing_bytes,
-                            " bytes (",
-                            gibibytes(static_cast<double>(result.missing_bytes)),
-                            ") short on rank ",
-                            result.missing_rank,
-                            ".\n  nearest      ",
-                            layout_text(result.chosen),
-                            "\n");
-  for (const std::string& remedy : result.remedies) {
-    text += "  would fit    " + remedy + "\n";
-  }
-  return text;
-}
-
-std::string shares_text(const PlanResult& result) {
-  const std::vector<DataShare>& shares = result.plan.shares;
-  bool alike = true;
-  for (const DataShare& share : shares) {
-    alike = alike && share.num_samples == shares[0].num_samples;
-  }
-  if (alike) {
-    return concat(
-        shares[0].num_samples, " samples each, ", shares[0].num_micro_batches, " micro-batches");
-  }
-  std::string text;
-  for (size_t i = 0; i < shares.size() && i < 16; ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shares[i].num_samples);
-  }
-  return text + (shares.size() > 16 ? ", ..." : "") +
-         " samples: by speed and memory of the devices";
+  return padding;
 }
 
 }  // namespace
@@ -168,6 +153,12 @@ PlanFigures plan_figures(const PlanRequest& request, const PlanResult& result, c
   return figures;
 }
 
+double shown_seconds(const Timeline& timeline, size_t most_cells) {
+  const size_t cells = timeline.schedule.ranks[0].size();
+  const double share = static_cast<double>(most_cells) / static_cast<double>(cells);
+  return timeline.replay.seconds * std::min(1.0, share);
+}
+
 ErrorBand error_band_of(const PlanRequest& request, const PlanResult& result) {
   const GraphProfile& profile = result.profiles[static_cast<size_t>(result.chosen.profile)];
   return error_band(request.topology, profile.profile.tokens_per_sample > 0);
@@ -181,17 +172,27 @@ std::string report_json(const PlanRequest& request,
   if (!result.feasible) {
     json["missing_bytes"] = result.missing_bytes;
     json["missing_rank"] = result.missing_rank;
+    json["missing_on"] = rank_text(request, result.chosen, result.missing_rank);
     json["remedies"] = result.remedies;
   }
   json["plan"] = plan_object(result.plan);
   json["predicted"] = predicted_object(request, result, result.chosen);
   json["predicted"]["breakdown_seconds"] = breakdown_object(result.chosen.prediction.breakdown);
+  json["memory_from"] = result.chosen.rank_memory.empty() ? "estimate" : "programs";
   json["ranks"] = ranks_array(request, result);
+  json["padding"] = padding_array(result);
+  if (result.chosen.prediction.timeline != nullptr) {
+    json["timeline"] = timeline_object(*result.chosen.prediction.timeline);
+  }
   json["alternatives"] = Json::array();
   for (const Candidate& other : result.alternatives) {
-    json["alternatives"].push_back({{"plan", short_plan(other)},
+    json["alternatives"].push_back({{"plan", short_plan(other.layout)},
                                     {"predicted", predicted_object(request, result, other)},
                                     {"rejected_because", other.rejected_because}});
+  }
+  json["what_if"] = Json::array();
+  for (const WhatIf& one : result.what_if) {
+    json["what_if"].push_back(what_if_object(one));
   }
   json["search"] = {{"seconds", context.seconds},
                     {"candidates", result.candidates},
@@ -199,113 +200,6 @@ std::string report_json(const PlanRequest& request,
                     {"lower_bound_seconds", result.lower_bound},
                     {"gap", result.gap()}};
   return json.dump(1) + "\n";
-}
-
-std::string report_text(const PlanRequest& request,
-                        const PlanResult& result,
-                        const ReportContext& context) {
-  const Candidate& c = result.chosen;
-  const StepPrediction& p = c.prediction;
-  std::string text = concat(context.model_name,
-                            " on ",
-                            request.topology.num_devices(),
-                            " x ",
-                            request.topology.types[0].name,
-                            request.topology.types.size() > 1 ? " and others" : "",
-                            ", batch ",
-                            request.global_batch,
-                            ", ",
-                            request.precision,
-                            "\n");
-  if (!result.feasible) {
-    return text + infeasible_text(result);
-  }
-  const PlanFigures figures = plan_figures(request, result, c);
-  const ErrorBand band = error_band_of(request, result);
-  text += concat("  plan         ", layout_text(c), "\n");
-  text += "  shares       " + shares_text(result) + "\n";
-  text += concat("  step         ",
-                 number(p.seconds, "%.4g"),
-                 " s  (",
-                 number(100 * band.low, "%+.0f"),
-                 " to ",
-                 number(100 * band.high, "%+.0f"),
-                 " %, from ",
-                 band.from,
-                 ")\n");
-  text += concat("  rate         ", number(figures.samples_per_second, "%.4g"), " samples/s");
-  if (figures.tokens_per_second > 0) {
-    text += concat(", ", number(figures.tokens_per_second, "%.4g"), " tokens/s");
-  }
-  text += concat(", ",
-                 number(figures.flops_per_second_per_device / 1e12, "%.4g"),
-                 " TFLOP/s a device, mfu ",
-                 number(100 * figures.mfu, "%.1f"),
-                 " %\n");
-  text += "\n  where the time goes\n";
-  const StepBreakdown& b = p.breakdown;
-  const std::pair<const char*, double> parts[] = {
-      {"compute", b.compute},
-      {"tensor-parallel communication", b.tensor_communication},
-      {"stage transfers", b.transfer},
-      {"pipeline bubble", b.bubble},
-      {"exposed gradient reduction", b.gradients},
-      {"weight gathers", b.gather},
-      {"optimizer", b.optimizer}};
-  for (const auto& [name, seconds] : parts) {
-    if (seconds > 0) {
-      char line[128];
-      std::snprintf(line,
-                    sizeof(line),
-                    "    %-30s %10.4g s  %5.1f %%\n",
-                    name,
-                    seconds,
-                    100 * seconds / p.seconds);
-      text += line;
-    }
-  }
-  text +=
-      "\n  memory by stage (GiB)    params   grads   optim  activ.   other    peak + reserved of "
-      "capacity\n";
-  for (const StageMemory& stage : p.stages) {
-    if (stage.stage >= 8 && stage.stage + 1 < static_cast<int>(p.stages.size())) {
-      continue;  // one screen
-    }
-    const MemoryBreakdown& m = stage.breakdown;
-    const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / 1073741824.0; };
-    char line[192];
-    std::snprintf(line,
-                  sizeof(line),
-                  "    %-20d %8.2f%8.2f%8.2f%8.2f%8.2f%8.2f + %.2f of %.2f\n",
-                  stage.stage,
-                  gib(m.parameters),
-                  gib(m.gradients),
-                  gib(m.optimizer),
-                  gib(m.activations),
-                  gib(m.workspace + m.communication + m.state),
-                  gib(stage.peak_bytes),
-                  gib(stage.reserved_bytes),
-                  gib(stage.capacity_bytes));
-    text += line;
-  }
-  if (!result.alternatives.empty()) {
-    text += "\n  why not\n";
-    for (size_t i = 0; i < result.alternatives.size() && i < 6; ++i) {
-      text += "    " + layout_text(result.alternatives[i]) + "\n      " +
-              result.alternatives[i].rejected_because + "\n";
-    }
-  }
-  return text + concat("\n  search       ",
-                       number(context.seconds, "%.3g"),
-                       " s, ",
-                       result.candidates,
-                       " candidates, ",
-                       result.pruned,
-                       " pruned; no plan of this space beats ",
-                       number(result.lower_bound, "%.4g"),
-                       " s (gap ",
-                       number(100 * result.gap(), "%.2f"),
-                       " %)\n");
 }
 
 }  // namespace trainrt

@@ -35,6 +35,10 @@ struct PlanFigures {
 };
 PlanFigures plan_figures(const PlanRequest& request, const PlanResult& result, const Candidate& c);
 
+// How much of the step a picture with about `most_cells` cells a row shows: its beginning, with the
+// filling of the pipeline and the steady state after it.
+double shown_seconds(const Timeline& timeline, size_t most_cells);
+
 // How far off a prediction like this one has been.
 ErrorBand error_band_of(const PlanRequest& request, const PlanResult& result);
 

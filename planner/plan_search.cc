@@ -21,17 +21,22 @@ constexpr size_t kMostAlternatives = 8;
 // Points beyond the decision that are fitted to have something to say of their kind.
 constexpr int kMostFitsForAlternatives = 64;
 constexpr int kMostVirtualStages = 6;
-// Other cuts than the balanced ones gain little: a point whose bound at those exceeds the best step
-// by this part is not replayed, one whose step does by kPromising is not improved.
-constexpr double kHopeless = 1.15;
-constexpr double kPromising = 1.3;
+// Other cuts than the balanced ones gain little where a rank has many blocks: a point whose bound
+// at those, or whose step, exceeds the best step by more than this is given up.
+double hopeless(const Candidate& candidate, const ModelProfile& profile) {
+  const double part = static_cast<double>(candidate.layout.pipeline) / profile.num_blocks();
+  return 1.06 + 2 * part;
+}
 constexpr int64_t kImproveReplays = 400;    // of one point
 constexpr int64_t kImproveCells = 2000000;  // of the search
 
 }  // namespace
 
 PlanSearch::PlanSearch(const PlanRequest& request, ModelSizes* models)
-    : request_(request), models_(models), uniform_(request.topology.is_uniform()) {}
+    : request_(request),
+      models_(models),
+      block_pins_(request.pins.block_pins()),
+      uniform_(request.topology.is_uniform()) {}
 
 PlanResult PlanSearch::run() {
   check_pins(request_);
@@ -99,8 +104,13 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
   wanted.tensor_parallel = d.tensor;
   wanted.sequence_parallel = sequence_parallel;
   wanted.float_bytes = half ? 2 : 4;
+  wanted.pins = &block_pins_;
+  wanted.choose_padding = true;
+  const DeviceSpec device = request_.device_spec ? request_.device_spec(0) : DeviceSpec{};
+  wanted.device = request_.device_spec ? &device : nullptr;
   auto made = std::make_unique<GraphProfile>(graph_profile(wanted));
-  if (d.tensor > 1 && made->placements.empty() && request_.pins.tensor.has_value()) {
+  const bool placed = !request_.pins.placements.empty();
+  if (d.tensor > 1 && made->placements.empty() && request_.pins.tensor.has_value() && !placed) {
     wanted.split_at_any_price = true;  // what is pinned is done, though it does not pay
     made = std::make_unique<GraphProfile>(graph_profile(wanted));
   }
@@ -110,7 +120,7 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
   engine_ = own_engine(request_.precision, made->optimizer_bytes);
   int& index = profile_index_[key];
   index = -1;
-  if (d.tensor == 1 || !made->placements.empty()) {
+  if (d.tensor == 1 || !made->placements.empty() || placed) {
     index = static_cast<int>(profiles_.size());
     profiles_.push_back(std::move(made));
   }
@@ -119,7 +129,7 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
 
 void PlanSearch::add_degrees(int degrees) {
   const Degrees& d = degrees_[static_cast<size_t>(degrees)];
-  orders_.push_back(candidate_device_orders(request_.topology, d));
+  orders_.push_back(candidate_device_orders(request_.topology, d, request_.pins));
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
   for (const bool sp : {false, true}) {
     if ((sp && d.tensor == 1) ||
@@ -147,7 +157,7 @@ void PlanSearch::add_shapes(int degrees, int order, int profile_index) {
   Layout& layout = candidate.layout;
   const StepRequest request = step_request(candidate);
   const int total = num_micro_batches(layout.micro_batch);
-  const std::vector<int> counts = fixed_counts(layout);
+  const std::vector<int> counts = least_counts(layout);
   const double price = hourly_price(layout);
   for (const RecomputeMode recompute : recomputes()) {
     for (const auto& [v, kind] : schedules(d, profile(profile_index).num_blocks())) {
@@ -234,6 +244,7 @@ Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
   layout.schedule = shape.schedule;
   layout.zero_stage = shape.zero_stage;
   layout.recompute = shape.recompute;
+  layout.stage_recompute = pinned_recompute(request_.pins);
   layout.sequence_parallel = model.sequence_parallel;
   layout.offload_optimizer = request_.pins.offload_optimizer;
   layout.micro_batch = model.micro_batch;
@@ -268,6 +279,9 @@ int PlanSearch::num_micro_batches(int64_t micro_batch) const {
 // Micro-batches of each data rank where the shares are pinned; else empty.
 std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
   std::vector<int> counts;
+  for (const DataShare& share : request_.pins.data_shares) {
+    counts.push_back(static_cast<int>(share.num_micro_batches));
+  }
   if (!request_.pins.shares.empty()) {
     for (const DataShare& share : make_shares(
              request_.global_batch, layout.data, layout.micro_batch, request_.pins.shares)) {
@@ -277,8 +291,39 @@ std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
   return counts;
 }
 
+// The same in whole micro-batches, of which a step takes no more time than of what is there.
+std::vector<int> PlanSearch::least_counts(const Layout& layout) const {
+  if (request_.pins.data_shares.empty()) {
+    return fixed_counts(layout);
+  }
+  std::vector<int> counts;
+  for (const DataShare& share : request_.pins.data_shares) {
+    counts.push_back(static_cast<int>(share.num_samples / layout.micro_batch));
+  }
+  return counts;
+}
+
+// For a candidate whose layout is to be fitted, as far as the pins leave it open.
+LayoutFit PlanSearch::layout_fit(const StepRequest& request, Candidate* candidate) {
+  Layout& layout = candidate->layout;
+  LayoutFit fit(
+      request, num_micro_batches(layout.micro_batch), fixed_counts(layout), &balanced_, &layout);
+  if (!request_.pins.data_shares.empty()) {
+    pin_shares(request_.pins, &layout);
+  }
+  if (!request_.pins.stages.empty()) {
+    fit.pin_cuts(pinned_cuts(request_.pins,
+                             profiles_[static_cast<size_t>(candidate->profile)]->last_source));
+  }
+  return fit;
+}
+
 void PlanSearch::write_shares(Candidate* candidate) const {
   const Layout& layout = candidate->layout;
+  if (!request_.pins.data_shares.empty()) {
+    candidate->shares = request_.pins.data_shares;
+    return;
+  }
   std::vector<double> weights = request_.pins.shares;
   if (weights.empty() && layout.num_micro_batches.size() > 1) {
     weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
@@ -291,11 +336,7 @@ bool PlanSearch::fit(const Shape& shape, Candidate* candidate) {
   candidate->layout = layout_of(shape);
   candidate->least_seconds = shape.bound_seconds;
   const StepRequest request = step_request(*candidate);
-  LayoutFit fit(request,
-                num_micro_batches(candidate->layout.micro_batch),
-                fixed_counts(candidate->layout),
-                &balanced_,
-                &candidate->layout);
+  LayoutFit fit = layout_fit(request, candidate);
   const bool fits = fit.start();
   candidate->prediction.stages = predict_memory(request);
   return fits;
@@ -317,10 +358,9 @@ void PlanSearch::keep_nearest(const Candidate& candidate) {
   int64_t missing = 0;
   int rank = 0;
   for (const StageMemory& stage : candidate.prediction.stages) {
-    const int64_t own = stage.peak_bytes + stage.reserved_bytes - stage.capacity_bytes;
-    if (own > missing) {
-      missing = own;
-      rank = stage.stage * candidate.layout.data * candidate.layout.tensor;
+    if (stage.missing_bytes() > missing) {
+      missing = stage.missing_bytes();
+      rank = stage.rank;
     }
   }
   if (result_.missing_bytes == 0 || missing < result_.missing_bytes) {
@@ -400,7 +440,8 @@ void PlanSearch::take(Candidate candidate) {
   request.bound_only = false;
   Candidate& best_of_group = best_of_group_[{candidate.layout.tensor, candidate.layout.pipeline}];
   const bool is_new = best_of_group.layout.first_block.empty();
-  if (value_of(candidate, candidate.prediction.lower_bound) >= kHopeless * best_) {
+  const double limit = hopeless(candidate, profile(candidate.profile));
+  if (value_of(candidate, candidate.prediction.lower_bound) >= limit * best_) {
     if (is_new) {
       best_of_group = std::move(candidate);
     }
@@ -414,11 +455,14 @@ void PlanSearch::take(Candidate candidate) {
   }
   const double value = value_of(candidate, candidate.prediction.seconds);
   if (value < best_) {
+    if (!settle_memory(&candidate)) {
+      return;
+    }
     best_ = value;
     best_seconds_ = candidate.prediction.seconds;
     chosen_ = candidate;
   }
-  if (value < kPromising * best_) {
+  if (value < limit * best_) {
     replayed_.push_back(std::move(candidate));
   }
 }
@@ -443,20 +487,61 @@ void PlanSearch::improve() {
         int64_t{2} * layout.pipeline * layout.virtual_stages *
         *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
     const auto budget = std::clamp<int64_t>(kImproveCells / 4 / per_replay, 1, kImproveReplays);
-    LayoutFit fit(request,
-                  num_micro_batches(layout.micro_batch),
-                  fixed_counts(layout),
-                  &balanced_,
-                  &candidate.layout);
+    LayoutFit fit = layout_fit(request, &candidate);
     cells += fit.improve(static_cast<int>(budget)) * per_replay;
     candidate.prediction = predict_step(request);
     const double value = value_of(candidate, candidate.prediction.seconds);
-    if (value < best_) {
+    if (value < best_ && settle_memory(&candidate)) {
       best_ = value;
       best_seconds_ = candidate.prediction.seconds;
       chosen_ = candidate;
     }
   }
+}
+
+// Takes the candidate's memory from its programs. False when it does not fit, or cannot be
+// compiled.
+bool PlanSearch::settle_memory(Candidate* candidate) {
+  const Layout& layout = candidate->layout;
+  const GraphProfile& own = *profiles_[static_cast<size_t>(candidate->profile)];
+  if (!request_.programs) {
+    return true;
+  }
+  write_shares(candidate);
+  const Plan plan = plan_of(request_, *candidate, own);
+  if (!ProgramMemory::is_quick(plan, own.num_nodes, request_.device_spec(0))) {
+    return true;
+  }
+  const std::vector<StageMemory> estimate = candidate->prediction.stages;
+  const bool hopeless = std::any_of(estimate.begin(), estimate.end(), [&](const auto& stage) {
+    return static_cast<double>(stage.peak_bytes) * least_error_ >
+           static_cast<double>(stage.capacity_bytes - stage.reserved_bytes);
+  });
+  if (hopeless) {
+    return false;
+  }
+  try {
+    const auto device = [&](int rank) { return request_.device_spec(layout.device(rank)); };
+    candidate->rank_memory = ProgramMemory(request_.programs, plan, device).all();
+  } catch (Error& error) {
+    Candidate& rejected = too_large_[{layout.tensor, layout.pipeline}];
+    rejected = *candidate;
+    rejected.rejected_because = concat("cannot be carried out: ", error.what());
+    return false;
+  }
+  candidate->prediction.stages = stages_of_ranks(candidate->rank_memory, request_.topology, layout);
+  if (candidate->prediction.fits()) {
+    return true;
+  }
+  keep_nearest(*candidate);
+  double error = 1e300;
+  for (size_t i = 0; i < estimate.size(); ++i) {
+    error = std::min(error,
+                     static_cast<double>(candidate->prediction.stages[i].peak_bytes) /
+                         static_cast<double>(estimate[i].peak_bytes));
+  }
+  least_error_ = least_error_ == 1 ? std::max(1.0, error) : std::clamp(error, 1.0, least_error_);
+  return false;
 }
 
 void PlanSearch::decide() {
@@ -468,6 +553,10 @@ void PlanSearch::decide() {
   StepRequest again = step_request(result_.chosen);
   again.keep_timeline = result_.feasible;
   result_.chosen.prediction = predict_step(again);
+  if (!result_.chosen.rank_memory.empty()) {
+    result_.chosen.prediction.stages =
+        stages_of_ranks(result_.chosen.rank_memory, request_.topology, result_.chosen.layout);
+  }
   result_.plan =
       plan_of(request_, result_.chosen, *profiles_[static_cast<size_t>(result_.chosen.profile)]);
   list_alternatives();

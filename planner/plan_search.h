@@ -54,6 +54,9 @@ class PlanSearch {
   StepRequest step_request(const Candidate& candidate) const;
   int num_micro_batches(int64_t micro_batch) const;
   std::vector<int> fixed_counts(const Layout& layout) const;
+  std::vector<int> least_counts(const Layout& layout) const;
+  LayoutFit layout_fit(const StepRequest& request, Candidate* candidate);
+  bool settle_memory(Candidate* candidate);
   bool fit(const Shape& shape, Candidate* candidate);
   void write_shares(Candidate* candidate) const;
   bool proven_too_large(const Shape& shape) const;
@@ -71,6 +74,7 @@ class PlanSearch {
 
   const PlanRequest& request_;
   ModelSizes* models_;
+  BlockPins block_pins_;
   bool uniform_;
   Engine engine_;
   mutable PriceCache cache_;
@@ -91,6 +95,9 @@ class PlanSearch {
   std::map<Group, Candidate> too_large_;      // least short of memory
   std::map<Group, int64_t> shortage_;
   Candidate nearest_;
+  // The programs of a refused candidate need at least this many times the estimate. Where that is
+  // above 1, candidates that would not fit with it are refused uncompiled.
+  double least_error_ = 1;
   int64_t num_replayed_ = 0;
   PlanResult result_;
 };

@@ -2,6 +2,7 @@
 
 #include "planner/plan_search.h"
 #include "planner/remedies.h"
+#include "planner/what_if.h"
 
 namespace trainrt {
 
@@ -27,6 +28,10 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
         {rank, request.topology.host_of(device).name, request.topology.device(device).name});
   }
   plan.shares = c.shares;
+  const PlanPins& pins = request.pins;
+  plan.exact_reduction = pins.exact_reduction;
+  plan.logical_shards = pins.logical_shards;
+  plan.sync_batch_norm = pins.sync_batch_norm;
   const int stages = static_cast<int>(layout.first_block.size());
   int first = 0;
   for (int s = 0; s < stages; ++s) {
@@ -37,12 +42,30 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
     stage.rank_stage = s % layout.pipeline;
     stage.first_node = first;
     stage.last_node = profile.last_source[static_cast<size_t>(end) - 1];
-    stage.recompute = layout.recompute;
+    stage.recompute = layout.recompute_of(static_cast<size_t>(s));
+    if (!pins.stages.empty()) {
+      const PlanStage& pinned = pins.stages[static_cast<size_t>(s)];
+      stage.first_node = pinned.first_node;
+      stage.last_node = pinned.last_node;
+      stage.recompute_nodes = pinned.recompute_nodes;
+    }
     first = stage.last_node + 1;
     plan.stages.push_back(stage);
   }
   for (const auto& [name, placement] : profile.placements) {
     plan.placements[name] = {Placement::replicate(), placement};
+  }
+  for (const auto& [name, placement] : pins.placements) {
+    plan.placements[name] = placement;
+  }
+  for (const auto& [name, padded] : profile.padding) {
+    plan.padding[name] = padded.multiple;
+    if (layout.recompute == RecomputeMode::kFull) {
+      plan.padding[name + "/recompute"] = padded.multiple;  // forward nodes run again
+    }
+  }
+  for (const auto& [name, multiple] : pins.padding) {
+    plan.padding[name] = multiple;
   }
   return plan;
 }
@@ -51,6 +74,7 @@ Engine own_engine(const std::string& precision, double optimizer_bytes_fp32) {
   Engine engine = find_engine("trainrt");
   const bool half = precision == "bf16" || precision == "fp16";
   const double width = precision == "fp64" ? 2 : 1;
+  engine.overlays_memory = true;
   engine.weight_bytes = half ? 2 : 4 * width;
   engine.gradient_bytes = 4 * width;
   engine.reduce_bytes = 4 * width;
@@ -59,11 +83,20 @@ Engine own_engine(const std::string& precision, double optimizer_bytes_fp32) {
 }
 
 PlanResult make_plan(const PlanRequest& request) {
-  ModelSizes models(request.graph);
+  const auto graph = [&](int64_t micro_batch) {
+    TrainingGraph built = request.graph(micro_batch);
+    if (!request.pins.from.empty()) {
+      check_model_pins(request.pins, built.graph, request.num_nodes);
+    }
+    return built;
+  };
+  ModelSizes models(graph, request.pins.block_pins());
   const auto search = [&](const PlanRequest& wanted) { return PlanSearch(wanted, &models).run(); };
   PlanResult result = search(request);
   if (!result.feasible) {
     result.remedies = find_remedies(request, search);
+  } else if (result.candidates <= request.what_if_candidates) {
+    result.what_if = what_would_change(request, result, search);
   }
   return result;
 }

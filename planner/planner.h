@@ -11,20 +11,11 @@
 #include "parallel/plan.h"
 #include "parallel/topology.h"
 #include "planner/graph_profile.h"
+#include "planner/plan_pins.h"
+#include "planner/program_memory.h"
 #include "planner/step_cost.h"
 
 namespace trainrt {
-
-// What the user has fixed; the search fills in the rest.
-struct PlanPins {
-  std::optional<int> data, tensor, pipeline, virtual_stages, zero_stage;
-  std::optional<ScheduleKind> schedule;
-  std::optional<RecomputeMode> recompute;
-  std::optional<bool> sequence_parallel;
-  std::optional<int64_t> micro_batch;
-  std::vector<double> shares;
-  bool offload_optimizer = false;
-};
 
 enum class Objective : uint8_t { kThroughput, kMemory, kDevices, kCost };
 
@@ -38,8 +29,15 @@ struct PlanRequest {
   std::string model_hash;
   std::map<std::string, int64_t> bind;
   PlanPins pins;
+  // What a run compiles: the training graph in the run's precision, and each device's spec. Without
+  // them memory stays an estimate.
+  TrainingGraphFactory programs;
+  std::function<DeviceSpec(int device)> device_spec;
+  int num_nodes = 0;  // of the imported graph; 0: from the training graph
   Objective objective = Objective::kThroughput;
   std::map<std::string, double> price;  // per device-hour, by type name
+  // Search again for what would change the answer, after searches of at most so many candidates.
+  int64_t what_if_candidates = 0;
   // Most samples of a micro-batch that the search builds a graph for.
   int64_t largest_micro_batch = 16;
 };
@@ -48,9 +46,21 @@ struct Candidate {
   Layout layout;
   std::vector<DataShare> shares;
   StepPrediction prediction;
-  double least_seconds = 0;  // no other cuts and shares take less
-  int profile = 0;           // index into PlanResult::profiles
+  double least_seconds = 0;             // no other cuts and shares take less
+  std::vector<RankMemory> rank_memory;  // of the programs, by rank; empty: estimated by stage
+  int profile = 0;                      // index into PlanResult::profiles
   std::string rejected_because;
+};
+
+// What the search answers when one thing is different.
+struct WhatIf {
+  std::string change;
+  bool feasible = false;
+  Layout layout;
+  double seconds = 0;
+  double samples_per_second = 0;
+  double rate_change = 0;  // samples/s relative to the chosen plan's, less 1
+  std::string effect;      // in words
 };
 
 struct PlanResult {
@@ -66,6 +76,7 @@ struct PlanResult {
   int64_t missing_bytes = 0;  // infeasible: by how much, on `missing_rank`
   int missing_rank = 0;
   std::vector<std::string> remedies;  // changes that would make it fit
+  std::vector<WhatIf> what_if;        // PlanRequest::what_if
   double gap() const { return lower_bound > 0 ? chosen.prediction.seconds / lower_bound - 1 : 0; }
 };
 

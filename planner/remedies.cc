@@ -20,6 +20,7 @@ std::vector<std::string> find_remedies(
   if (request.global_batch > 1) {
     changed.global_batch = std::max<int64_t>(1, request.global_batch / 2);
     changed.pins.shares.clear();
+    changed.pins.data_shares.clear();
     if (fits(changed)) {
       remedies.push_back(concat("--batch-size ", changed.global_batch));
     }
@@ -27,6 +28,7 @@ std::vector<std::string> find_remedies(
   changed = request;
   if (request.pins.micro_batch.value_or(1) > 1) {
     changed.pins.micro_batch = 1;
+    changed.pins.data_shares.clear();
     if (fits(changed)) {
       remedies.push_back("--micro-batch-size 1");
     }
@@ -34,6 +36,7 @@ std::vector<std::string> find_remedies(
   changed = request;
   if (request.pins.recompute.has_value() && *request.pins.recompute != RecomputeMode::kFull) {
     changed.pins.recompute = RecomputeMode::kFull;
+    changed.pins.stage_recompute = false;
     if (fits(changed)) {
       remedies.push_back("--recompute full");
     }
@@ -57,6 +60,10 @@ std::vector<std::string> find_remedies(
   changed.pins.data.reset();
   changed.pins.tensor.reset();
   changed.pins.pipeline.reset();
+  changed.pins.virtual_stages.reset();
+  changed.pins.stages.clear();
+  changed.pins.data_shares.clear();
+  changed.pins.device_order.clear();
   for (int factor = 2; factor <= 16; factor *= 2) {
     Topology larger = request.topology;
     const size_t hosts = request.topology.hosts.size();

@@ -36,6 +36,7 @@ struct Local {
   ValueId id = kNoValue;
   bool trained = false;
   bool is_weight = false;
+  std::optional<int8_t> pin;  // the dim that a given plan says
 };
 
 // What a node needs for one choice of its factor.
@@ -131,6 +132,19 @@ class Search {
     return static_cast<double>(graph_.value(locals_[static_cast<size_t>(local)].id).type.bytes());
   }
 
+  // The dim that a given plan cuts a tensor along, kWhole for none; nothing: it does not say.
+  std::optional<int8_t> pin(ValueId id) const {
+    if (request_.pins == nullptr || request_.pins->placements.empty()) {
+      return std::nullopt;
+    }
+    const auto found = request_.pins->placements.find(graph_.value(id).name);
+    if (found == request_.pins->placements.end()) {
+      return std::nullopt;
+    }
+    return static_cast<int8_t>(found->second.kind == Placement::Kind::kShard ? found->second.dim
+                                                                             : kWhole);
+  }
+
   int local(ValueId id) {
     if (id == kNoValue) {
       return -1;
@@ -139,7 +153,8 @@ class Search {
     if (is_new) {
       locals_.push_back({id,
                          (*request_.trained)[static_cast<size_t>(id)],
-                         graph_.value(id).kind == ValueKind::kParameter});
+                         graph_.value(id).kind == ValueKind::kParameter,
+                         pin(id)});
     }
     return entry->second;
   }
@@ -273,8 +288,15 @@ class Search {
       }
       grown.seconds += chosen.seconds;
       for (size_t o = 0; o < info.outputs.size(); ++o) {
-        if (info.outputs[o] >= 0 && chosen.outputs[o] != kWhole) {
-          dim(grown, info.outputs[o]) = chosen.outputs[o];
+        const int output = info.outputs[o];
+        if (output >= 0 && chosen.outputs[o] != kWhole) {
+          dim(grown, output) = chosen.outputs[o];
+        }
+        const std::optional<int8_t> pinned =
+            output < 0 || chosen.partial ? std::nullopt : locals_[static_cast<size_t>(output)].pin;
+        if (pinned) {
+          move(output, *pinned, false, &grown, &step);
+          dim(grown, output) = *pinned;
         }
       }
       if (chosen.partial) {
@@ -287,7 +309,14 @@ class Search {
 
   void input(int local, int8_t wanted, bool split, State* state, Step* step) {
     const ValueKind kind = graph_.value(locals_[static_cast<size_t>(local)].id).kind;
-    if (kind == ValueKind::kParameter || kind == ValueKind::kState) {
+    const std::optional<int8_t> pinned = locals_[static_cast<size_t>(local)].pin;
+    const bool held = kind == ValueKind::kParameter || kind == ValueKind::kState;
+    if (held && pinned) {
+      dim(*state, local) = *pinned;
+      if (*pinned != wanted) {
+        move(local, wanted, split, state, step);
+      }
+    } else if (held) {
       dim(*state, local) = wanted;
       // What is held whole is updated whole, on every rank.
       state->seconds += wanted == kWhole ? bytes(local) * 1e-13 : 0;
@@ -299,6 +328,16 @@ class Search {
   // The sum over the ranks of output 0: whole on all, or scattered along the sequence.
   void reduce(const NodeInfo& info, State grown, Step step, std::vector<State>* next) {
     const int sum = info.outputs[0];
+    if (const std::optional<int8_t> pinned = locals_[static_cast<size_t>(sum)].pin) {
+      const bool cut = *pinned != kWhole;
+      add(&step.forward, cut ? Collective::kReduceScatter : Collective::kAllReduce, sum, &grown);
+      if (cut) {
+        add(&step.backward, Collective::kAllGather, sum, &grown);
+      }
+      dim(grown, sum) = *pinned;
+      push(std::move(grown), std::move(step), next);
+      return;
+    }
     if (border_ != kWhole && fits_sequence(locals_[static_cast<size_t>(sum)].id)) {
       State scattered = grown;
       Step with = step;

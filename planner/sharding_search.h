@@ -28,6 +28,7 @@ struct ShardingRequest {
   int degree = 1;
   bool sequence_parallel = false;
   bool split_at_any_price = false;  // as if collectives took no time
+  const BlockPins* pins = nullptr;  // optional
 };
 
 // Least time by beam search over the block's nodes; block borders are replicated, or split along

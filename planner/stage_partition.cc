@@ -23,9 +23,9 @@ std::vector<double> prefix_sums(const std::vector<double>& seconds) {
 }
 
 // Cuts for largest stage time `limit`; empty when blocks are left over, or when a stage cannot hold
-// the next block even alone (`stuck`).
+// the next block even alone (`stuck`: that block).
 std::vector<int> fill(
-    const std::vector<double>& sums, int stages, double limit, const StageFits& fits, bool* stuck) {
+    const std::vector<double>& sums, int stages, double limit, const StageFits& fits, int* stuck) {
   const int blocks = static_cast<int>(sums.size()) - 1;
   std::vector<int> first;
   int next = 0;
@@ -44,7 +44,7 @@ std::vector<int> fill(
       end = low;
     }
     if (end == next) {
-      *stuck = true;
+      *stuck = next;
       return {};
     }
     next = end;
@@ -105,10 +105,15 @@ std::vector<int> balanced_cuts(const std::vector<std::vector<double>>& seconds,
   const int stages = static_cast<int>(seconds.size());
   double high = sums.back() * (1 + 1e-9) + 1e-300;
   double low = high / (stages + 1);
-  bool stuck = false;
+  int stuck = -1;
   std::vector<int> best = fill(sums, stages, high, fits, &stuck);
   if (best.empty()) {
-    return stuck ? cut_unequal(seconds, fits) : best;
+    // A block that fits some stage alone may want other cuts before it; else there is none.
+    bool fits_some = false;
+    for (int s = 0; s < stages && stuck >= 0 && !fits_some; ++s) {
+      fits_some = fits == nullptr || fits(s, stuck, stuck + 1);
+    }
+    return fits_some ? cut_unequal(seconds, fits) : best;
   }
   for (int round = 0; round < 50 && high - low > 1e-12 * high; ++round) {
     const double middle = (low + high) / 2;

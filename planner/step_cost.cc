@@ -119,7 +119,7 @@ class StepPricer {
     std::vector<StageTimes> seconds;
     for (size_t i = 0; i < profile_.classes.size(); ++i) {
       const PricedClass& p = prices.of_class(static_cast<int>(i));
-      const double again = recomputed_phase(static_cast<int>(i), p).total();
+      const double again = recomputed_phase(static_cast<int>(i), p, layout_.recompute).total();
       seconds.push_back({p.forward.total(),
                          p.input_grad.total() + p.weight_grad.total() + again,
                          p.weight_grad.total()});
@@ -155,6 +155,9 @@ class StepPricer {
       std::vector<int> key = {layout_.micro_batches(data_rank)};
       for (int stage = 0; stage < layout_.pipeline; ++stage) {
         key.push_back(slowest_type(stage, data_rank));
+      }
+      if (!layout_.micro_batch_scales.empty()) {
+        key.push_back(data_rank);
       }
       if (key[0] == 0 || !seen.emplace(key, true).second) {
         continue;
@@ -355,7 +358,7 @@ class StepPricer {
     for (int b = layout_.first_block[s]; b < last_block(s); ++b) {
       const int index = profile_.blocks[static_cast<size_t>(b)];
       const PricedClass& p = prices.of_class(index);
-      const PricedPhase again = recomputed_phase(index, p);
+      const PricedPhase again = recomputed_phase(index, p, layout_.recompute_of(s));
       const double forward = p.forward.total();
       const double backward = p.input_grad.total() + p.weight_grad.total() + again.total();
       result.communication += p.forward.communication + p.input_grad.communication +
@@ -377,11 +380,11 @@ class StepPricer {
   }
 
   // What runs again before a block's backward.
-  PricedPhase recomputed_phase(int block_class, const PricedClass& p) const {
+  PricedPhase recomputed_phase(int block_class, const PricedClass& p, RecomputeMode mode) const {
     if (!profile_.classes[static_cast<size_t>(block_class)].recomputed) {
       return {};
     }
-    switch (layout_.recompute) {
+    switch (mode) {
       case RecomputeMode::kFull:
         return p.forward;
       case RecomputeMode::kSelective:
@@ -435,6 +438,9 @@ class StepPricer {
     if (layout_.last_micro_batch < 1) {
       input.micro_batch_scale.assign(static_cast<size_t>(m), 1);
       input.micro_batch_scale.back() = layout_.last_micro_batch;
+    }
+    if (!layout_.micro_batch_scales.empty()) {
+      input.micro_batch_scale = layout_.micro_batch_scales[static_cast<size_t>(data_rank)];
     }
     last_backward_ = std::max(last_backward_, last_backward_seconds(input));
     Pipeline result;

@@ -32,12 +32,20 @@ struct Layout {
   int64_t micro_batch = 1;
   // Micro-batches by data rank; one entry: the same for all. A data rank of 0 idles.
   std::vector<int> num_micro_batches = {1};
+  // By virtual stage, where a given plan says it for each; empty: `recompute` everywhere.
+  std::vector<RecomputeMode> stage_recompute;
+  // By data rank, where a given plan says it: the size of each micro-batch relative to
+  // `micro_batch`; empty: all full.
+  std::vector<std::vector<double>> micro_batch_scales;
   double last_micro_batch = 1;   // size of the last one relative to a full one
   std::vector<int> first_block;  // by virtual stage, ascending; the first is 0
   std::vector<int> devices;      // by rank, indices into Topology::devices; empty: rank = device
   int device_order = -1;  // tells `devices` of equal degrees apart, for PriceCache; -1: not cached
 
   int world_size() const { return data * tensor * pipeline; }
+  RecomputeMode recompute_of(size_t virtual_stage) const {
+    return stage_recompute.empty() ? recompute : stage_recompute[virtual_stage];
+  }
   int micro_batches(int data_rank) const {
     return num_micro_batches.size() == 1 ? num_micro_batches[0]
                                          : num_micro_batches[static_cast<size_t>(data_rank)];
@@ -89,12 +97,13 @@ struct StepBreakdown {
 
 struct StageMemory {
   int stage = 0;  // pipeline rank
+  int rank = 0;   // the one that is nearest to its device's limit
   MemoryBreakdown breakdown;
   int64_t peak_bytes = 0;
   int64_t reserved_bytes = 0;
   int64_t capacity_bytes = 0;
-  int worst_device = 0;
-  bool fits() const { return peak_bytes + reserved_bytes <= capacity_bytes; }
+  int64_t missing_bytes() const { return peak_bytes + reserved_bytes - capacity_bytes; }
+  bool fits() const { return missing_bytes() <= 0; }
 };
 
 // Who did what when, for pictures: of data rank 0.

@@ -6,6 +6,7 @@
 #include "planner/step_memory.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace trainrt {
 
@@ -38,9 +39,9 @@ struct Sums {
 
 Sums sum_stage(const ModelProfile& profile, const Layout& layout, int stage) {
   Sums sums;
-  const auto mode = static_cast<size_t>(layout.recompute);
   for (size_t s = static_cast<size_t>(stage); s < layout.first_block.size();
        s += static_cast<size_t>(layout.pipeline)) {
+    const auto mode = static_cast<size_t>(layout.recompute_of(s));
     const int last =
         s + 1 < layout.first_block.size() ? layout.first_block[s + 1] : profile.num_blocks();
     for (int b = layout.first_block[s]; b < last; ++b) {
@@ -49,12 +50,63 @@ Sums sum_stage(const ModelProfile& profile, const Layout& layout, int stage) {
       sums.largest_parameters = std::max(sums.largest_parameters, block.parameters);
       sums.stash += block.stash_bytes[mode];
       sums.transient = std::max(sums.transient, block.transient_bytes);
-      if (block.recomputed) {
+      if (block.recomputed && mode != 0) {
         sums.whole_stash = std::max(sums.whole_stash, block.stash_bytes[0]);
       }
     }
   }
   return sums;
+}
+
+// What a stage holds at its peak as parallel/memory_plan lays it out. Blocks' activations go one
+// after the other in the backward; a block's transients then lie where those of the blocks after it
+// were. Gradients stay in accumulators, or, when a step is one micro-batch, are there from the
+// backward of their block on.
+struct Overlay {
+  double activations = 0, gradients = 0, workspace = 0;
+  double total() const { return activations + gradients + workspace; }
+};
+
+Overlay overlay_stage(const ModelProfile& profile,
+                      const Layout& layout,
+                      const Engine& engine,
+                      int stage,
+                      double stash,
+                      double in_flight,
+                      bool accumulates) {
+  // Other micro-batches in flight: whole slots.
+  const double others = stash * (in_flight / layout.virtual_stages - 1);
+  Overlay peak;
+  double before = stash;  // activations not yet used up
+  double parameters = 0;
+  for (auto s = static_cast<int>(layout.first_block.size()) - layout.pipeline + stage; s >= 0;
+       s -= layout.pipeline) {
+    const auto at = static_cast<size_t>(s);
+    const RecomputeMode mode = layout.recompute_of(at);
+    const int end =
+        at + 1 < layout.first_block.size() ? layout.first_block[at + 1] : profile.num_blocks();
+    for (int b = end - 1; b >= layout.first_block[at]; --b) {
+      const BlockClass& block = profile.block(b);
+      const double own = block.stash_bytes[static_cast<size_t>(mode)];
+      Overlay now;
+      now.activations = std::max(0.0, others) + before;
+      now.workspace = block.transient_bytes;
+      if (mode != RecomputeMode::kNone && block.recomputed) {
+        now.workspace += std::max(0.0, block.stash_bytes[0] - own);
+      }
+      now.gradients = accumulates ? 0 : engine.gradient_bytes * parameters;
+      if (now.total() > peak.total()) {
+        peak = now;
+      }
+      before -= own;
+      parameters += block.parameters;
+    }
+  }
+  const double gradients = engine.gradient_bytes * parameters;
+  if (!accumulates && gradients > peak.total()) {  // the update waits for the norm of all
+    peak = {0, gradients, 0};
+  }
+  return peak;
 }
 
 MemoryBreakdown stage_breakdown(const ModelProfile& profile,
@@ -76,11 +128,24 @@ MemoryBreakdown stage_breakdown(const ModelProfile& profile,
     most = std::max(most, m);
   }
   const double in_flight = stages_in_flight(layout, stage, most);
-  bytes.activations = whole(sums.stash * in_flight / layout.virtual_stages);
-  if (layout.recompute != RecomputeMode::kNone) {
-    bytes.activations += whole(sums.whole_stash);
+  if (engine.overlays_memory) {
+    // By the mean over data ranks: what fits must not hang on how the shares fall.
+    const std::vector<int>& counts = layout.num_micro_batches;
+    const bool accumulates =
+        std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size();
+    const Overlay peak =
+        overlay_stage(profile, layout, engine, stage, sums.stash, in_flight, accumulates);
+    bytes.activations = whole(peak.activations);
+    bytes.workspace = whole(peak.workspace);
+    bytes.gradients = accumulates ? bytes.gradients : whole(peak.gradients);
+  } else {
+    bytes.activations = whole(sums.stash * in_flight / layout.virtual_stages);
+    if (layout.recompute != RecomputeMode::kNone) {
+      bytes.activations += whole(sums.whole_stash);
+    }
+    bytes.workspace = whole(sums.transient);
   }
-  bytes.workspace = whole(sums.transient + engine.library_bytes);
+  bytes.workspace += whole(engine.library_bytes);
   if (zero >= 3) {  // the running unit, the next one, and a gradient of one unit
     bytes.communication =
         whole(2 * 2 * sums.largest_parameters + engine.reduce_bytes * sums.largest_parameters);
@@ -94,6 +159,29 @@ MemoryBreakdown stage_breakdown(const ModelProfile& profile,
 }
 
 }  // namespace
+
+std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
+                                         const Topology& topology,
+                                         const Layout& layout) {
+  std::vector<StageMemory> stages(static_cast<size_t>(layout.pipeline));
+  const int per_stage = layout.data * layout.tensor;
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    const RankMemory& own = ranks[static_cast<size_t>(rank)];
+    const int device = layout.device(rank);
+    StageMemory memory;
+    memory.stage = rank / per_stage;
+    memory.rank = rank;
+    memory.breakdown = own.breakdown;
+    memory.peak_bytes = own.peak_bytes;
+    memory.capacity_bytes = topology.capacity_bytes(device);
+    memory.reserved_bytes = topology.reserved_bytes(device);
+    StageMemory& stage = stages[static_cast<size_t>(memory.stage)];
+    if (rank % per_stage == 0 || memory.missing_bytes() > stage.missing_bytes()) {
+      stage = memory;
+    }
+  }
+  return stages;
+}
 
 StageMemories::StageMemories(const StepRequest& request) : request_(request) {
   const Layout& layout = *request.layout;
@@ -111,7 +199,7 @@ StageMemories::StageMemories(const StepRequest& request) : request_(request) {
         least_room = capacity - reserved;
         room.capacity_bytes = capacity;
         room.reserved_bytes = reserved;
-        room.worst_device = device;
+        room.rank = stage * per_stage + i;
       }
     }
     rooms_.push_back(room);

@@ -2,6 +2,7 @@
 // final figures come from the programs' memory plan.
 #pragma once
 
+#include "planner/program_memory.h"
 #include "planner/step_cost.h"
 
 namespace trainrt {
@@ -23,5 +24,10 @@ class StageMemories {
   const StepRequest& request_;
   std::vector<StageMemory> rooms_;  // capacity and reserve of each stage's tightest device
 };
+
+// Of each pipeline rank, the device that is nearest to its limit.
+std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
+                                         const Topology& topology,
+                                         const Layout& layout);
 
 }  // namespace trainrt

@@ -259,7 +259,12 @@ std::vector<OptionDef> plan_options() {
   return {
       text("devices", p | kDeviceOptions, &O::devices, "SPEC", "cpu, cpu:N, cuda or cuda:0,1"),
       text("cluster", p, &O::cluster, "FILE|PRESET", "the machines to plan for"),
-      text("plan", p, &O::plan, "FILE", "a plan as JSON; what it leaves out is planned"),
+      text("plan",
+           p,
+           &O::plan,
+           "FILE",
+           "a plan as JSON; what it leaves out is planned. none: not even the plan that the model "
+           "carries"),
       maybe("dp", p, &O::dp, "data-parallel degree", 1),
       maybe("tp", p, &O::tp, "tensor-parallel degree", 1),
       maybe("pp", p, &O::pp, "pipeline stages", 1),
@@ -362,6 +367,13 @@ std::vector<OptionDef> output_options() {
            "WHAT",
            "throughput, memory, devices or cost",
            {"throughput", "memory", "devices", "cost"}),
+      text("what-if",
+           kReportOptions,
+           &O::what_if,
+           "WHEN",
+           "search again for what would change the answer: auto (after searches of at most "
+           "10,000 candidates), on or off",
+           {"auto", "on", "off"}),
       text("price", kReportOptions, &O::price, "X", "of a device hour, for --objective cost"),
       text("annotate",
            kReportOptions,

@@ -73,6 +73,7 @@ struct Options {
   double deadline = 60;
   bool deterministic = false;
   std::string cuda_graphs = "on";
+  std::string what_if = "auto";
   std::string algorithm_cache;
 
   // run

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <set>
 
 #include "graph/base/log.h"
@@ -141,6 +142,13 @@ Plan searched_plan(const Options& options, const TrainingJob& job, int num_devic
   request.global_batch = options.batch_size;
   request.model_hash = job.model->hash();
   request.bind = job.bind.dims;
+  request.num_nodes = job.num_forward_nodes;
+  request.programs = [&job](int64_t micro_batch, bool accumulate) {
+    return job.build({micro_batch, 0}, accumulate);
+  };
+  request.device_spec = [&](int device) {
+    return planned_device_spec(options, request.topology, device);
+  };
   request.pins = pins_from(options);
   if (job.token_batches) {
     request.pins.micro_batch = job.token_batches->largest_micro_batch();
@@ -218,7 +226,31 @@ std::vector<DeviceOptions> cuda_rank_devices(const Options& options, const Proce
   return devices;
 }
 
+int threads_per_rank(const Options& options, int local_ranks) {
+  return options.threads > 0 ? static_cast<int>(options.threads)
+                             : std::max(1, num_usable_cores() / local_ranks);
+}
+
 }  // namespace
+
+DeviceSpec planned_device_spec(const Options& options, const Topology& topology, int device) {
+  if (topology.type_of(device).is_cpu()) {
+    DeviceOptions cpu;
+    cpu.threads = threads_per_rank(options, topology.num_devices());
+    return cpu_device_spec(cpu);
+  }
+  static const std::map<std::string, std::string> kCapability = {{"volta", "sm_70"},
+                                                                 {"turing", "sm_75"},
+                                                                 {"ampere", "sm_80"},
+                                                                 {"ada", "sm_89"},
+                                                                 {"hopper", "sm_90"},
+                                                                 {"blackwell", "sm_100"}};
+  const auto known = kCapability.find(topology.type_of(device).architecture);
+  DeviceSpec spec;
+  spec.backend = Backend::kCuda;
+  spec.isa = known == kCapability.end() ? "sm_90" : known->second;
+  return spec;
+}
 
 PlanPins plan_pins(const Options& options) {
   return pins_from(options);
@@ -275,8 +307,7 @@ std::vector<DeviceOptions> rank_devices(const Options& options, const Processes&
   const int ranks = static_cast<int>(devices.size());
   check_degrees(options, ranks);
   const int local_ranks = num_processes == 1 ? ranks : processes.local;
-  const int threads = options.threads > 0 ? static_cast<int>(options.threads)
-                                          : std::max(1, num_usable_cores() / local_ranks);
+  const int threads = threads_per_rank(options, local_ranks);
   // A user may have some ten thousand threads, and each takes a stack.
   constexpr int64_t kMostThreads = 4096;
   TRAINRT_REQUIRE(int64_t{threads} * local_ranks <= kMostThreads,
@@ -297,9 +328,10 @@ Plan choose_plan(const Options& options,
                  const TrainingJob& job,
                  const std::vector<DeviceOptions>& devices) {
   const int num_devices = static_cast<int>(devices.size());
-  if (options.plan.empty()) {
+  if (options.plan.empty() || options.plan == kNoPlan) {
     // A model may carry its plan (`trainrt plan --annotate`); it is followed where it fits.
-    const std::optional<AnnotatedPlan> annotated = plan_of_annotation(*job.model);
+    const std::optional<AnnotatedPlan> annotated =
+        options.plan.empty() ? plan_of_annotation(*job.model) : std::nullopt;
     if (annotated && annotated->whole && !job.evaluate && num_devices > 1 &&
         annotated->plan.world_size() == num_devices &&
         annotated->plan.global_batch == options.batch_size) {

@@ -22,12 +22,19 @@ struct Processes {
 // rank.
 std::vector<DeviceOptions> rank_devices(const Options& options, const Processes& processes);
 
+// --plan's word for no plan, not even the one that the model carries.
+inline constexpr const char* kNoPlan = "none";
+
 // --plan, else what the planner finds within --dp, --tp, --pp and the other pins; one device
 // without a memory limit needs no search. Throws kInvalidArgument for pins that contradict each
 // other or the number of devices, kInfeasiblePlan when nothing fits.
 Plan choose_plan(const Options& options,
                  const TrainingJob& job,
                  const std::vector<DeviceOptions>& devices);
+
+// The device that a rank of a plan for `topology` would run on: as rank_devices() has it where it
+// is a CPU.
+DeviceSpec planned_device_spec(const Options& options, const Topology& topology, int device);
 
 // The flags that fix a part of the plan.
 PlanPins plan_pins(const Options& options);

@@ -1,6 +1,7 @@
 // `trainrt plan`: the dry-run report.
 #include <charconv>
 #include <chrono>
+#include <limits>
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
@@ -61,26 +62,87 @@ Options job_options(const Options& options) {
   return changed;
 }
 
-// Cuts, shares and placements are not pins of the search yet: said aloud, since `run` follows them.
-void pin_plan(const Plan& plan, const std::string& where, PlanPins* pins) {
-  if (plan.stages.size() > 1 || !plan.shares.empty() || !plan.placements.empty()) {
-    log_warning(where,
-                ": degrees, schedule, recomputation, ZeRO and micro-batch size are pinned; cuts, "
-                "shares and placements are planned anew ('trainrt run --plan' follows them)");
+// The plan that --plan names or the model carries, and which of its keys somebody wrote down.
+struct GivenPlan {
+  Plan plan;
+  std::set<std::string> stated;
+  std::string where;
+};
+
+std::optional<GivenPlan> plan_file(const Options& options) {
+  if (options.plan.empty() || options.plan == kNoPlan) {
+    return std::nullopt;
   }
-  pins->data = plan.data_parallel;
-  pins->tensor = plan.tensor_parallel;
-  pins->pipeline = plan.pipeline_parallel;
-  pins->virtual_stages = plan.virtual_stages;
-  pins->schedule = plan.schedule;
-  pins->zero_stage = plan.zero_stage;
-  pins->sequence_parallel = plan.sequence_parallel;
-  if (plan.micro_batch_size > 0) {
-    pins->micro_batch = plan.micro_batch_size;
+  const std::string text = read_text(options.plan);
+  try {
+    Plan plan = plan_from_json(text);
+    return GivenPlan{
+        std::move(plan), stated_plan_keys(text), concat("--plan '", options.plan, "'")};
+  } catch (Error& error) {
+    error.add_context("in --plan '" + options.plan + "'");
+    throw;
   }
-  if (!plan.stages.empty()) {
-    pins->recompute = plan.stages[0].recompute;
+}
+
+std::optional<GivenPlan> carried_plan(const Options& options, const OnnxModel& model) {
+  if (!options.plan.empty()) {
+    return std::nullopt;
   }
+  const std::optional<AnnotatedPlan> annotated = plan_of_annotation(model);
+  if (!annotated) {
+    return std::nullopt;
+  }
+  const std::string where =
+      concat("the plan that '", options.arguments[0], "' carries (--plan none leaves it out)");
+  if (annotated->whole) {
+    return GivenPlan{annotated->plan, stated_plan_keys(plan_to_json(annotated->plan)), where};
+  }
+  // Others' annotations say degrees, stages and placements, and nothing of recomputation.
+  std::set<std::string> stated = {"data_parallel", "pipeline_parallel"};
+  if (annotated->plan.tensor_parallel > 1) {
+    stated.insert("tensor_parallel");
+  }
+  return GivenPlan{annotated->plan, stated, where};
+}
+
+// What a plan says of the problem itself, rather than of its solution: taken over where no flag
+// says it, and the same where one does.
+Options follow_plan(Options options, const GivenPlan& given) {
+  const Plan& plan = given.plan;
+  const auto same = [&](bool equal, const std::string& flag, const auto& value) {
+    TRAINRT_REQUIRE(equal,
+                    kInvalidArgument,
+                    flag,
+                    " contradicts ",
+                    given.where,
+                    ", which is for ",
+                    value,
+                    "; leave out one of them");
+  };
+  if (plan.global_batch > 0) {
+    same(!options.is_given("batch-size") || options.batch_size == plan.global_batch,
+         concat("--batch-size ", options.batch_size),
+         plan.global_batch);
+    options.batch_size = plan.global_batch;
+  }
+  if (given.stated.count("precision") != 0) {
+    same(!options.is_given("precision") || options.precision == "auto" ||
+             options.precision == plan.precision,
+         "--precision " + options.precision,
+         plan.precision);
+    options.precision = plan.precision;
+  }
+  const std::map<std::string, int64_t> dims = bind_options(options, true).dims;
+  for (const auto& [dim, size] : plan.bind) {
+    const auto flag = dims.find(dim);
+    same(flag == dims.end() || flag->second == size,
+         concat("--bind ", dim, "=", flag == dims.end() ? 0 : flag->second),
+         size);
+    if (flag == dims.end()) {
+      options.bind.push_back(concat(dim, "=", size));
+    }
+  }
+  return options;
 }
 
 Objective objective_of(const std::string& name) {
@@ -88,6 +150,12 @@ Objective objective_of(const std::string& name) {
          : name == "devices" ? Objective::kDevices
          : name == "cost"    ? Objective::kCost
                              : Objective::kThroughput;
+}
+
+// The job as it would be run: in the precision itself.
+TrainingJob job_in(TrainingJob job, const std::string& precision) {
+  job.precision = precision;
+  return job;
 }
 
 // "2.5" for every device, or "H100-SXM5-80GB=4,A100-SXM4-80GB=2".
@@ -150,14 +218,36 @@ std::string predicted_trace(const Timeline& timeline) {
   return text + kTraceEnd;
 }
 
-int plan_command(const Options& options) {
-  check_flags(options);
+int plan_command(const Options& flags) {
+  check_flags(flags);
   const auto begin = std::chrono::steady_clock::now();
   PlanRequest request;
-  request.topology = topology_of(options);
+  request.topology = topology_of(flags);
+  std::optional<GivenPlan> given = plan_file(flags);
+  Options options = given ? follow_plan(flags, *given) : flags;
   request.precision = precision_of(options, request.topology);
-  const TrainingJob job = make_training_job(job_options(options), false);
+  TrainingJob job = make_training_job(job_options(options), false);
+  if (!given) {
+    given = carried_plan(options, *job.model);
+    if (given) {
+      options = follow_plan(flags, *given);
+      request.precision = precision_of(options, request.topology);
+      const bool same_graph = options.bind == flags.bind &&
+                              job_options(options).precision == job_options(flags).precision;
+      if (!same_graph) {
+        job = make_training_job(job_options(options), false);
+      }
+    }
+  }
   request.graph = [&job](int64_t micro_batch) { return job.build({micro_batch, 0}, true); };
+  const TrainingJob programs = job_in(job, request.precision);
+  request.programs = [&programs](int64_t micro_batch, bool accumulate) {
+    return programs.build({micro_batch, 0}, accumulate);
+  };
+  request.device_spec = [&](int device) {
+    return planned_device_spec(options, request.topology, device);
+  };
+  request.num_nodes = job.num_forward_nodes;
   request.global_batch = options.batch_size;
   request.model_hash = job.model->hash();
   request.bind = job.bind.dims;
@@ -166,11 +256,21 @@ int plan_command(const Options& options) {
     request.pins.micro_batch = job.token_batches->largest_micro_batch();
     log_info("--max-tokens: priced as if every sample had the most tokens");
   }
-  if (!options.plan.empty()) {
-    pin_plan(plan_from_json(read_text(options.plan)), options.plan, &request.pins);
-  } else if (const std::optional<AnnotatedPlan> annotated = plan_of_annotation(*job.model)) {
-    pin_plan(annotated->plan, options.arguments[0], &request.pins);
+  if (given) {
+    TRAINRT_REQUIRE(given->plan.model_hash.empty() || given->plan.model_hash == request.model_hash,
+                    kInvalidArgument,
+                    given->where,
+                    " is made for another model (hash ",
+                    given->plan.model_hash,
+                    ", this model has ",
+                    request.model_hash,
+                    ")");
+    pin_plan(given->plan, given->stated, given->where, request.topology, &request.pins);
   }
+  constexpr int64_t kQuickSearch = 10000;
+  request.what_if_candidates = options.what_if == "on"    ? std::numeric_limits<int64_t>::max()
+                               : options.what_if == "off" ? 0
+                                                          : kQuickSearch;
   request.objective = objective_of(options.objective);
   request.price = prices_of(options, request.topology);
   const PlanResult result = make_plan(request);

@@ -191,7 +191,8 @@ class BruteForce {
         }
         engine_ = own_engine(request_.precision, made.optimizer_bytes);
         profile_ = &made.profile;
-        for (const std::vector<int>& order : candidate_device_orders(request_.topology, d)) {
+        for (const std::vector<int>& order :
+             candidate_device_orders(request_.topology, d, PlanPins())) {
           layouts(d, order);
         }
       }
@@ -291,7 +292,7 @@ void compare(uint32_t first, int count) {
                         text(brute.layout()),
                         "\nfound ",
                         text(result.chosen.layout)));
-    ASSERT_EQ(result.feasible, best < 1e300);
+    EXPECT_EQ(result.feasible, best < 1e300);
     if (!result.feasible) {
       ++equal;
       continue;

@@ -1,0 +1,118 @@
+// Two ranks are alike when they are on the same stage and their pieces of every tensor have the
+// same size. Which tensors are cut, along which dim and into how many units, is the same for all
+// ranks of a stage; the sizes follow from the index. The first rank of an axis is never alike to
+// the others: where a sum has one whole term, it is the first rank that adds it.
+#include "planner/program_memory.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "parallel/micro_batches.h"
+
+namespace trainrt {
+
+struct ProgramMemory::RankClass {
+  int rank = 0;
+  RankCoordinates at;
+  DeviceSpec device;
+  std::vector<int64_t> units;  // of every cut of a tensor, each once
+  int share_class = 0;
+  bool sums_over_data = false;  // data ranks hold or send different things
+  RankMemory memory;
+};
+
+bool ProgramMemory::is_quick(const Plan& plan, int num_nodes, const DeviceSpec& device) {
+  constexpr int64_t kCpuNodes = 16000, kGpuNodes = 2000;
+  std::set<std::pair<int64_t, int64_t>> shares;
+  for (const DataShare& share : plan.shares) {
+    shares.emplace(share.num_samples, share.micro_batch_size);
+  }
+  const int64_t kinds = static_cast<int64_t>(shares.size()) * (plan.tensor_parallel > 1 ? 2 : 1) *
+                        (plan.data_parallel > 1 ? 2 : 1);
+  return num_nodes * kinds <= (device.backend == Backend::kCpu ? kCpuNodes : kGpuNodes);
+}
+
+ProgramMemory::ProgramMemory(TrainingGraphFactory factory,
+                             const Plan& plan,
+                             std::function<DeviceSpec(int rank)> device)
+    : partitioner_(std::move(factory), plan), device_(std::move(device)) {
+  std::map<std::vector<int64_t>, int> classes;
+  for (int d = 0; d < plan.data_parallel; ++d) {
+    std::vector<int64_t> samples;
+    for (const MicroBatchCut& cut : cut_micro_batches(plan, d)) {
+      samples.push_back(cut.num_samples);
+    }
+    share_class_.push_back(
+        classes.emplace(std::move(samples), static_cast<int>(classes.size())).first->second);
+  }
+}
+
+ProgramMemory::~ProgramMemory() = default;
+
+bool ProgramMemory::is_alike(const RankClass& known, int rank) const {
+  const Plan& plan = partitioner_.plan();
+  const RankCoordinates at = rank_coordinates(plan, rank);
+  if (at.stage != known.at.stage || !(device_(rank) == known.device) ||
+      (at.tensor_rank == 0) != (known.at.tensor_rank == 0) ||
+      share_class_[static_cast<size_t>(at.data_rank)] != known.share_class) {
+    return false;
+  }
+  if (plan.exact_reduction && at.data_rank != known.at.data_rank) {
+    return false;  // the tree of sums differs with the logical shards
+  }
+  if (known.sums_over_data && (at.data_rank == 0) != (known.at.data_rank == 0)) {
+    return false;
+  }
+  return std::all_of(known.units.begin(), known.units.end(), [&](int64_t units) {
+    const auto equal = [units](int degree, int a, int b) {
+      return shard_range(units, degree, a).size == shard_range(units, degree, b).size;
+    };
+    return equal(plan.tensor_parallel, at.tensor_rank, known.at.tensor_rank) &&
+           equal(plan.data_parallel, at.data_rank, known.at.data_rank);
+  });
+}
+
+const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
+  const auto found = std::find_if(
+      classes_.begin(), classes_.end(), [&](const auto& known) { return is_alike(*known, rank); });
+  if (found != classes_.end()) {
+    return **found;
+  }
+  auto made = std::make_unique<RankClass>();
+  const Plan& plan = partitioner_.plan();
+  made->rank = rank;
+  made->at = rank_coordinates(plan, rank);
+  made->device = device_(rank);
+  made->share_class = share_class_[static_cast<size_t>(made->at.data_rank)];
+  const Program program = partitioner_.program(rank, made->device);
+  ++num_compiled_;
+  for (const auto& [name, piece] : program.pieces) {
+    for (const PieceCut& cut : piece.cuts) {
+      if (std::find(made->units.begin(), made->units.end(), cut.count) == made->units.end()) {
+        made->units.push_back(cut.count);
+      }
+    }
+  }
+  const auto has_state = [](const ProgramVariant& variant) {
+    return !variant.graph.values_of_kind(ValueKind::kState).empty();
+  };
+  made->sums_over_data = plan.data_parallel > 1 &&
+                         (plan.zero_stage > 0 ||
+                          std::any_of(program.variants.begin(), program.variants.end(), has_state));
+  const MemoryPlan memory = plan_memory(program);
+  made->memory = {memory.arena_bytes, memory.breakdown};
+  classes_.push_back(std::move(made));
+  return *classes_.back();
+}
+
+std::vector<RankMemory> ProgramMemory::all() {
+  std::vector<RankMemory> memories;
+  for (int rank = 0; rank < partitioner_.plan().world_size(); ++rank) {
+    memories.push_back(class_of(rank).memory);
+  }
+  return memories;
+}
+
+}  // namespace trainrt

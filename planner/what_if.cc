@@ -1,0 +1,138 @@
+#include "planner/what_if.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "graph/base/error.h"
+
+namespace trainrt {
+
+namespace {
+
+// In which respects `other` is another plan than `base`.
+std::string difference(const Layout& base, const Layout& other) {
+  std::string text;
+  const auto note = [&](const char* name, const auto& before, const auto& after) {
+    if (before != after) {
+      text += concat(text.empty() ? "" : ", ", name, " ", after, " instead of ", before);
+    }
+  };
+  note("dp", base.data, other.data);
+  note("tp", base.tensor, other.tensor);
+  note("pp", base.pipeline, other.pipeline);
+  note("virtual stages", base.virtual_stages, other.virtual_stages);
+  const std::string before = schedule_name(base.schedule), after = schedule_name(other.schedule);
+  if (other.pipeline > 1) {
+    note("schedule", before, after);
+  }
+  note("micro-batch", base.micro_batch, other.micro_batch);
+  note("zero", base.zero_stage, other.zero_stage);
+  const std::string kept = recompute_name(base.recompute), again = recompute_name(other.recompute);
+  note("recompute", kept, again);
+  if (base.sequence_parallel != other.sequence_parallel) {
+    text += concat(text.empty() ? "" : ", ",
+                   other.sequence_parallel ? "with" : "without",
+                   " sequence parallelism");
+  }
+  return text;
+}
+
+std::string percent(double ratio) {
+  char text[64];
+  std::snprintf(
+      text, sizeof(text), "%.1f %% %s", 100 * std::abs(ratio), ratio >= 0 ? "more" : "fewer");
+  return text;
+}
+
+// The same cluster without its last host, or without the last device of its only one.
+Topology smaller(const Topology& topology) {
+  Topology result = topology;
+  if (result.hosts.size() > 1) {
+    const size_t gone = result.hosts.back().devices.size();
+    result.hosts.pop_back();
+    result.devices.resize(result.devices.size() - gone);
+  } else {
+    result.hosts.back().devices.pop_back();
+    result.devices.pop_back();
+  }
+  return result;
+}
+
+Topology with_memory(const Topology& topology, double factor) {
+  Topology result = topology;
+  for (DeviceType& type : result.types) {
+    type.memory_bytes = static_cast<int64_t>(static_cast<double>(type.memory_bytes) * factor);
+  }
+  return result;
+}
+
+class Comparison {
+ public:
+  Comparison(const PlanRequest& request,
+             const PlanResult& result,
+             const std::function<PlanResult(const PlanRequest&)>& search)
+      : request_(request), result_(result), search_(search) {}
+
+  WhatIf run(const std::string& change, const PlanRequest& changed) const {
+    WhatIf found;
+    found.change = change;
+    PlanResult other;
+    try {
+      other = search_(changed);
+    } catch (const Error& error) {
+      found.effect = concat("ruled out by what is pinned: ", error.what());
+      return found;
+    }
+    found.feasible = other.feasible;
+    found.layout = other.chosen.layout;
+    if (!other.feasible) {
+      found.effect = concat("does not fit: ", other.missing_bytes, " bytes short");
+      return found;
+    }
+    found.seconds = other.chosen.prediction.seconds;
+    const double rate =
+        static_cast<double>(request_.global_batch) / result_.chosen.prediction.seconds;
+    found.samples_per_second = static_cast<double>(changed.global_batch) / found.seconds;
+    found.rate_change = found.samples_per_second / rate - 1;
+    const std::string different = difference(result_.chosen.layout, found.layout);
+    const bool same_speed = std::abs(found.rate_change) < 5e-4;
+    found.effect = different.empty() ? "the same plan" : different;
+    found.effect += same_speed ? ", as fast" : ", " + percent(found.rate_change) + " samples/s";
+    return found;
+  }
+
+ private:
+  const PlanRequest& request_;
+  const PlanResult& result_;
+  const std::function<PlanResult(const PlanRequest&)>& search_;
+};
+
+}  // namespace
+
+std::vector<WhatIf> what_would_change(
+    const PlanRequest& request,
+    const PlanResult& result,
+    const std::function<PlanResult(const PlanRequest& changed)>& search) {
+  std::vector<WhatIf> found;
+  const Comparison comparison(request, result, search);
+  PlanRequest changed = request;
+  changed.topology = with_memory(request.topology, 1.1);
+  found.push_back(comparison.run("10 % more memory", changed));
+  changed = request;
+  changed.global_batch = 2 * request.global_batch;
+  for (DataShare& share : changed.pins.data_shares) {
+    share.num_samples *= 2;
+    share.num_micro_batches = (share.num_samples + share.micro_batch_size - 1) /
+                              std::max<int64_t>(1, share.micro_batch_size);
+  }
+  found.push_back(comparison.run(concat("a batch of ", changed.global_batch, " samples"), changed));
+  if (request.topology.num_devices() > 1) {
+    changed = request;
+    changed.topology = smaller(request.topology);
+    found.push_back(comparison.run(
+        request.topology.hosts.size() > 1 ? "one host fewer" : "one device fewer", changed));
+  }
+  return found;
+}
+
+}  // namespace trainrt

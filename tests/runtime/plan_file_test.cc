@@ -1,0 +1,245 @@
+// `plan --plan FILE`: everything that the file says holds, what it leaves out is planned, and what
+// contradicts something is refused with both figures.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/run_program.h"
+
+namespace trainrt::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+class PlanFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(run_trainrt({"model",
+                           "gpt2",
+                           "--layers",
+                           "3",
+                           "--hidden",
+                           "32",
+                           "--heads",
+                           "4",
+                           "--seq",
+                           "16",
+                           "--vocab",
+                           "64",
+                           "-o",
+                           model()})
+                  .exit_code,
+              0);
+  }
+
+  std::string model() const { return folder_.file("m.onnx"); }
+
+  ProgramResult plan(const std::vector<std::string>& flags) const {
+    std::vector<std::string> all = {"plan", model(), "--format", "json"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return run_trainrt(all);
+  }
+
+  ProgramResult plan_with(const Json& file, std::vector<std::string> flags) const {
+    write_text(folder_.file("plan.json"), file.dump());
+    flags.insert(flags.end(), {"--plan", folder_.file("plan.json")});
+    return plan(flags);
+  }
+
+  Json found(const std::vector<std::string>& flags) const {
+    const ProgramResult result = plan(flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return Json::parse(result.out)["plan"];
+  }
+
+  Json followed(const Json& file, const std::vector<std::string>& flags) const {
+    const ProgramResult result = plan_with(file, flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.exit_code == 0 ? Json::parse(result.out)["plan"] : Json();
+  }
+
+  void expect_refused(const Json& file,
+                      const std::vector<std::string>& flags,
+                      const ::testing::Matcher<std::string>& message) const {
+    const ProgramResult result = plan_with(file, flags);
+    EXPECT_EQ(result.exit_code, 2) << result.err << result.out;
+    EXPECT_THAT(result.err, message);
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+// Nothing of this plan is what a search would choose: cuts off the layers' borders, an odd split of
+// the batch, recomputation on one stage, devices in reverse, a weight held whole.
+TEST_F(PlanFileTest, WholeFileHolds) {
+  Json file = found({"--devices",
+                     "cpu:8",
+                     "--dp",
+                     "2",
+                     "--tp",
+                     "2",
+                     "--pp",
+                     "2",
+                     "--batch-size",
+                     "6",
+                     "--micro-batch-size",
+                     "2"});
+  const int last = file["stages"][1]["nodes"][1];
+  file["stages"][0]["nodes"] = {0, 11};
+  file["stages"][1]["nodes"] = {12, last};
+  file["stages"][0]["recompute"] = {{"mode", "full"}, {"nodes", Json::array()}};
+  file["shares"] = {{{"data_rank", 0}, {"num_samples", 5}, {"micro_batch_size", 2}},
+                    {{"data_rank", 1}, {"num_samples", 1}, {"micro_batch_size", 1}}};
+  for (int rank = 0; rank < 8; ++rank) {
+    file["devices"][static_cast<size_t>(rank)]["device"] = "cpu:" + std::to_string(7 - rank);
+  }
+  ASSERT_FALSE(file["placements"].empty());
+  const std::string tensor = file["placements"].begin().key();
+  file["placements"][tensor] = {{"data", "replicate"}, {"tensor", "replicate"}};
+  const Json plan = followed(file, {"--devices", "cpu:8"});
+  for (const char* key : {"global_batch",
+                          "micro_batch_size",
+                          "data_parallel",
+                          "tensor_parallel",
+                          "pipeline_parallel",
+                          "virtual_stages",
+                          "schedule",
+                          "zero_stage",
+                          "sequence_parallel",
+                          "stages",
+                          "devices",
+                          "placements",
+                          "precision"}) {
+    EXPECT_EQ(plan[key], file[key]) << key;
+  }
+  EXPECT_EQ(plan["shares"][0]["num_samples"], 5);
+  EXPECT_EQ(plan["shares"][0]["num_micro_batches"], 3);
+  EXPECT_EQ(plan["shares"][1]["num_samples"], 1);
+  EXPECT_EQ(plan["shares"][1]["micro_batch_size"], 1);
+}
+
+TEST_F(PlanFileTest, PaddingHolds) {
+  const Json plan = followed({{"padding", {{"MatMul", 48}}}}, {"--devices", "cpu"});
+  EXPECT_EQ(plan["padding"], Json({{"MatMul", 48}}));
+  // Products are padded where that pays: the head of 50,257 words, on matrix units.
+  ASSERT_EQ(run_trainrt({"model",
+                         "gpt2",
+                         "--layers",
+                         "2",
+                         "--hidden",
+                         "4096",
+                         "--heads",
+                         "32",
+                         "--seq",
+                         "128",
+                         "-o",
+                         model()})
+                .exit_code,
+            0);
+  EXPECT_FALSE(
+      found({"--cluster", "dgx-a100", "--tp", "2", "--batch-size", "32"})["padding"].empty());
+}
+
+TEST_F(PlanFileTest, WhatItLeavesOutIsPlanned) {
+  const Json plan = followed({{"pipeline_parallel", 2}, {"schedule", "gpipe"}},
+                             {"--devices", "cpu:4", "--batch-size", "8"});
+  EXPECT_EQ(plan["pipeline_parallel"], 2);
+  EXPECT_EQ(plan["schedule"], "gpipe");
+  EXPECT_EQ(plan["data_parallel"].get<int>() * plan["tensor_parallel"].get<int>(), 2);
+  EXPECT_EQ(plan["stages"].size(), 2u);
+  EXPECT_EQ(plan["global_batch"], 8);
+}
+
+// Degrees follow from the lists, though nobody states them.
+TEST_F(PlanFileTest, ListsImplyDegrees) {
+  const Json plan = followed({{"stages",
+                               {{{"virtual_stage", 0}, {"rank_stage", 0}, {"nodes", {0, 9}}},
+                                {{"virtual_stage", 1}, {"rank_stage", 1}, {"nodes", {10, 20}}}}},
+                              {"shares",
+                               {{{"data_rank", 0}, {"num_samples", 1}, {"micro_batch_size", 1}},
+                                {{"data_rank", 1}, {"num_samples", 3}, {"micro_batch_size", 1}}}}},
+                             {"--devices", "cpu:4", "--batch-size", "4"});
+  EXPECT_EQ(plan["pipeline_parallel"], 2);
+  EXPECT_EQ(plan["data_parallel"], 2);
+  EXPECT_EQ(plan["stages"][1]["nodes"], Json({10, 20}));
+  EXPECT_EQ(plan["shares"][1]["num_samples"], 3);
+}
+
+TEST_F(PlanFileTest, ContradictionsAreRefused) {
+  const Json two = found({"--devices", "cpu:2", "--pp", "2", "--batch-size", "4"});
+  const std::vector<std::string> on_two = {"--devices", "cpu:2"};
+  const auto changed = [&](const char* pointer, const Json& value) {
+    Json file = two;
+    file[Json::json_pointer(pointer)] = value;
+    return file;
+  };
+  expect_refused(two,
+                 {"--devices", "cpu:2", "--pp", "1"},
+                 AllOf(HasSubstr("--pp 1 contradicts"), HasSubstr("pipeline_parallel is 2")));
+  expect_refused(two,
+                 {"--devices", "cpu:2", "--batch-size", "9"},
+                 AllOf(HasSubstr("--batch-size 9"), HasSubstr("4")));
+  expect_refused(two, {"--devices", "cpu:2", "--precision", "bf16"}, HasSubstr("fp32"));
+  expect_refused(two, {"--devices", "cpu:2", "--shares", "1"}, HasSubstr("--shares"));
+  expect_refused(two, {"--devices", "cpu"}, HasSubstr("1 more than the cluster has"));
+  expect_refused(changed("/model_hash", "0123"), on_two, HasSubstr("another model"));
+  expect_refused(changed("/global_batch", 7), on_two, HasSubstr("3 fewer than the global batch"));
+  expect_refused(changed("/stages/1/nodes", {14, 20}), on_two, HasSubstr("lie in"));
+  expect_refused(changed("/stages/1/nodes/1", 900), on_two, HasSubstr("too many"));
+  expect_refused(changed("/devices/1/device", "cpu:7"), on_two, HasSubstr("does not have"));
+  expect_refused(changed("/devices/1/device", "cpu:0"), on_two, HasSubstr("are both on"));
+  expect_refused(changed("/data_parallel", 2), on_two, HasSubstr("are for 1 data ranks"));
+  expect_refused(changed("/placements", {{"wte.weigth", {{"tensor", "shard(0)"}}}}),
+                 {"--devices", "cpu:2"},
+                 HasSubstr("1 rank"));
+  expect_refused({{"tensor_parallel", 2}, {"placements", {{"nothing", {{"tensor", "shard(0)"}}}}}},
+                 on_two,
+                 HasSubstr("the model does not have"));
+  expect_refused({{"padding", {{"nothing", 8}}}}, on_two, HasSubstr("the model does not have"));
+  expect_refused({{"micro_batch_size", 2},
+                  {"shares", {{{"data_rank", 0}, {"num_samples", 4}, {"micro_batch_size", 4}}}}},
+                 {"--devices", "cpu", "--batch-size", "4"},
+                 HasSubstr("has 4 samples"));
+}
+
+// A model that carries a plan is pinned by it, unless that is turned off.
+TEST_F(PlanFileTest, TheModelsOwnPlanHolds) {
+  const TemporaryFolder folder;
+  const std::string carries = folder.file("a.onnx");
+  const ProgramResult first = run_trainrt({"plan",
+                                           model(),
+                                           "--devices",
+                                           "cpu:4",
+                                           "--pp",
+                                           "2",
+                                           "--dp",
+                                           "2",
+                                           "--shares",
+                                           "1,3",
+                                           "--batch-size",
+                                           "8",
+                                           "--micro-batch-size",
+                                           "1",
+                                           "--annotate",
+                                           carries});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const auto shares_of = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> all = {"plan", carries, "--devices", "cpu:4", "--format", "json"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const ProgramResult result = run_trainrt(all);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return Json::parse(result.out)["plan"]["shares"];
+  };
+  EXPECT_EQ(shares_of({})[1]["num_samples"], 6);
+  EXPECT_EQ(shares_of({"--plan", "none", "--dp", "4"}).size(), 4u);
+  const ProgramResult fewer = run_trainrt({"plan", carries, "--devices", "cpu:3"});
+  EXPECT_EQ(fewer.exit_code, 2);
+  EXPECT_THAT(fewer.err, AllOf(HasSubstr("1 more than the cluster has"), HasSubstr("carries")));
+}
+
+}  // namespace
+}  // namespace trainrt::testing
