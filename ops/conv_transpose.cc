@@ -35,6 +35,9 @@ void resolve_output(UpgradeContext& u, const Shape& in, Attributes& attributes, 
   out.resize(ndim);
   for (size_t d = 0; d < ndim; ++d) {
     const int dim = static_cast<int>(d);
+    if (extra[d] < 0 || extra[d] >= std::max(window.strides[d], window.dilations[d])) {
+      u.fail(concat("output_padding ", extra[d], " is not below stride or dilation"));
+    }
     const int64_t full = window.strides[d] * (in[d] - 1) + extra[d] + window.extent(dim);
     if (wanted.empty() && !same) {
       pads[d] = window.pads_begin[d];

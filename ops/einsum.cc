@@ -86,6 +86,11 @@ class Einsum {
     output_ = arrow == std::string::npos
                   ? implicit_output(most_dots)
                   : expand_dots(split(equation.substr(arrow + 2), ',')[0], most_dots);
+    for (const char c : output_) {
+      if (sizes_.count(c) == 0) {
+        u_.fail(concat("equation '", equation, "': no operand has the output's index '", c, "'"));
+      }
+    }
   }
 
   void check_term(const Term& term, const std::string& equation) {

@@ -16,7 +16,6 @@ class RecurrentUpgrade {
     direction_ = u.attributes().get_string("direction", "forward");
     num_directions_ = direction_ == "bidirectional" ? 2 : 1;
     x_ = batch_first_ ? u.transpose(u.input(0), {1, 0, 2}) : u.input(0);
-    hidden_ = u.shape(u.input(2)).back();
     if (u.ndim(x_) != 3 || u.ndim(u.input(1)) != 3 || u.ndim(u.input(2)) != 3 ||
         u.shape(u.input(1))[0] != num_directions_) {
       u.fail(concat("x, w and r must be [steps, batch, size], [",
@@ -28,6 +27,7 @@ class RecurrentUpgrade {
                     ", ",
                     shape_string(u.shape(u.input(2)))));
     }
+    hidden_ = u.shape(u.input(2)).back();
   }
 
   void run() {
@@ -60,7 +60,11 @@ class RecurrentUpgrade {
   }
 
   ValueId slice(ValueId value, int64_t axis, int64_t begin, int64_t end) {
-    if (begin == 0 && end == u_.shape(value)[static_cast<size_t>(axis)]) {
+    const Shape& shape = u_.shape(value);
+    if (axis >= static_cast<int64_t>(shape.size()) || end > shape[static_cast<size_t>(axis)]) {
+      u_.fail(concat("an operand of shape ", shape_string(shape), " is too small"));
+    }
+    if (begin == 0 && end == shape[static_cast<size_t>(axis)]) {
       return value;
     }
     return u_.op("Slice",
