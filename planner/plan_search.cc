@@ -110,8 +110,11 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
   wanted.device = request_.device_spec ? &device : nullptr;
   auto made = std::make_unique<GraphProfile>(graph_profile(wanted));
   const bool placed = !request_.pins.placements.empty();
-  if (d.tensor > 1 && made->placements.empty() && request_.pins.tensor.has_value() && !placed) {
-    wanted.split_at_any_price = true;  // what is pinned is done, though it does not pay
+  // What the pins ask for is done, though it does not pay.
+  const bool asked = std::all_of(
+      degrees_.begin(), degrees_.end(), [](const Degrees& each) { return each.tensor > 1; });
+  if (d.tensor > 1 && made->placements.empty() && asked && !placed) {
+    wanted.split_at_any_price = true;
     made = std::make_unique<GraphProfile>(graph_profile(wanted));
   }
   if (request_.tokens_per_sample > 0) {

@@ -161,6 +161,17 @@ TEST(PlannerTest, APinnedTensorDegreeIsKeptWhereItDoesNotPay) {
   EXPECT_THROW(make_plan(request), Error);  // no dim is even
 }
 
+// The other two degrees leave it no choice.
+TEST(PlannerTest, ATensorDegreeThatOtherPinsImplyIsCarriedOut) {
+  PlanRequest request = request_for(make_preset("cpu:8"), 4, 8, 64);
+  request.precision = "fp32";
+  request.pins.data = 2;
+  request.pins.pipeline = 2;
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_EQ(result.plan.tensor_parallel, 2);
+}
+
 // A card at half speed gets about half the samples of a full one.
 TEST(PlannerTest, SharesFollowTheSpeed) {
   const Topology topology = parse_cluster(
