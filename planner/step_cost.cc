@@ -20,52 +20,7 @@ double side_by_side(double compute, double communication, double slowdown) {
   return std::max(compute, communication) + (slowdown - 1) * std::min(compute, communication);
 }
 
-PricedPhase price(const PhaseProfile& phase,
-                  const CostModel& cost,
-                  const GroupLinks& group,
-                  const Engine& engine,
-                  double launch_seconds) {
-  PricedPhase priced;
-  double products = 0;
-  for (const KernelProfile& kernel : phase.kernels) {
-    const double seconds = cost.op_seconds(kernel.cost, kernel.fused_attention);
-    priced.compute += seconds;
-    products += kernel.cost.matmuls.empty() ? 0 : seconds;
-  }
-  for (const TensorCollective& c : phase.collectives) {
-    priced.communication +=
-        collective_time(c.kind, c.bytes, group, cost.device().architecture).seconds;
-  }
-  if (engine.overlap_tensor &&
-      priced.communication > 0) {  // chunks of a product and its collective
-    const double hidden = std::min(products, priced.communication) * 0.75;
-    priced.communication -= hidden * (2 - cost.constants().overlap_slowdown);
-  }
-  // An interpreter runs ahead of the device until it is the slower of the two; unless it waits.
-  const double host =
-      launch_seconds * static_cast<double>(phase.kernels.size() + phase.collectives.size());
-  priced.compute = engine.waits_for_device ? priced.compute + host
-                                           : std::max(priced.compute, host - priced.communication);
-  return priced;
-}
-
 }  // namespace
-
-PricedProfile::PricedProfile(const ModelProfile& profile,
-                             const CostModel& cost,
-                             const GroupLinks& tensor_group,
-                             const Engine& engine) {
-  for (const BlockClass& block : profile.classes) {
-    PricedClass priced;
-    priced.forward = price(block.forward, cost, tensor_group, engine, engine.launch_seconds);
-    priced.input_grad =
-        price(block.input_grad, cost, tensor_group, engine, engine.backward_launch_seconds);
-    priced.weight_grad =
-        price(block.weight_grad, cost, tensor_group, engine, engine.backward_launch_seconds);
-    priced.selective = price(block.selective, cost, tensor_group, engine, engine.launch_seconds);
-    classes_.push_back(priced);
-  }
-}
 
 bool StepPrediction::fits() const {
   return std::all_of(stages.begin(), stages.end(), [](const StageMemory& s) { return s.fits(); });

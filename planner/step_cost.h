@@ -14,6 +14,7 @@
 #include "planner/cost_model.h"
 #include "planner/engine.h"
 #include "planner/model_profile.h"
+#include "planner/priced_profile.h"
 #include "planner/simulator.h"
 
 namespace trainrt {
@@ -51,29 +52,6 @@ struct Layout {
                                          : num_micro_batches[static_cast<size_t>(data_rank)];
   }
   int device(int rank) const { return devices.empty() ? rank : devices[static_cast<size_t>(rank)]; }
-};
-
-// Seconds of a block class on one device type.
-struct PricedPhase {
-  double compute = 0;
-  double communication = 0;  // exposed tensor collectives
-  double total() const { return compute + communication; }
-};
-struct PricedClass {
-  PricedPhase forward, input_grad, weight_grad, selective;
-};
-
-class PricedProfile {
- public:
-  // `tensor_group`: links of a tensor group. `launch_seconds`: host time per kernel.
-  PricedProfile(const ModelProfile& profile,
-                const CostModel& cost,
-                const GroupLinks& tensor_group,
-                const Engine& engine);
-  const PricedClass& of_class(int index) const { return classes_[static_cast<size_t>(index)]; }
-
- private:
-  std::vector<PricedClass> classes_;
 };
 
 // What many predictions of one search have in common. Keys hold the profile's address: keep the
