@@ -9,6 +9,7 @@
 #include "graph/base/log.h"
 #include "runtime/commands/command.h"
 #include "runtime/option_checks.h"
+#include "runtime/thread_waiting.h"
 #include "runtime/version.h"
 
 namespace trainrt {
@@ -107,6 +108,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   using namespace trainrt;
+  limit_spinning(argv);
   try {
     return run({argv + 1, argv + argc});
   } catch (const Error& error) {
