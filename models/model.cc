@@ -40,6 +40,17 @@ ModelSpec complete(ModelSpec spec, const ModelSpec& defaults) {
   return spec;
 }
 
+const ModelFamily& find_family(const std::string& name) {
+  const auto it = families().find(name);
+  TRAINRT_REQUIRE(it != families().end(),
+                  kInvalidArgument,
+                  "there is no model family '",
+                  name,
+                  "'",
+                  did_you_mean(name, model_families()));
+  return it->second;
+}
+
 }  // namespace
 
 RegisterModel::RegisterModel(ModelFamily family) {
@@ -91,15 +102,13 @@ ModelSpec named_model(const std::string& name) {
                " (families and named sizes: trainrt model --help)");
 }
 
+const ModelSpec& model_defaults(const std::string& family) {
+  return find_family(family).defaults;
+}
+
 Graph build_model(const ModelSpec& spec, int64_t batch) {
-  const auto it = families().find(spec.family);
-  TRAINRT_REQUIRE(it != families().end(),
-                  kInvalidArgument,
-                  "there is no model family '",
-                  spec.family,
-                  "'",
-                  did_you_mean(spec.family, model_families()));
-  const ModelSpec full = complete(spec, it->second.defaults);
+  const ModelFamily& family = find_family(spec.family);
+  const ModelSpec full = complete(spec, family.defaults);
   for (const int64_t size : {full.layers,
                              full.hidden,
                              full.heads,
@@ -116,7 +125,7 @@ Graph build_model(const ModelSpec& spec, int64_t batch) {
                   kInvalidArgument,
                   "only gpt2 is written with a symbolic sequence dim, not ",
                   full.family);
-  return it->second.build(full, batch);
+  return family.build(full, batch);
 }
 
 }  // namespace trainrt

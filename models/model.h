@@ -39,6 +39,8 @@ inline constexpr int kModelOpset = 17;
 ModelSpec named_model(const std::string& name);
 std::vector<std::string> model_families();
 std::vector<std::string> model_names();  // named sizes
+// The sizes of a family: 0, or a dropout below 0, where it has none such.
+const ModelSpec& model_defaults(const std::string& family);
 
 // Throws kInvalidArgument for sizes that contradict each other (hidden not a multiple of heads).
 Graph build_model(const ModelSpec& spec, int64_t batch = 1);

@@ -24,28 +24,50 @@ int64_t weight_bytes(const Graph& graph) {
 }
 
 struct Size {
+  const char* flag;
   int64_t Options::*option;
   int64_t ModelSpec::*field;
 };
-constexpr Size kSizes[] = {{&Options::layers, &ModelSpec::layers},
-                           {&Options::hidden, &ModelSpec::hidden},
-                           {&Options::heads, &ModelSpec::heads},
-                           {&Options::kv_heads, &ModelSpec::kv_heads},
-                           {&Options::ffn, &ModelSpec::ffn},
-                           {&Options::vocab, &ModelSpec::vocab},
-                           {&Options::seq, &ModelSpec::seq},
-                           {&Options::classes, &ModelSpec::classes},
-                           {&Options::image, &ModelSpec::image},
-                           {&Options::channels, &ModelSpec::channels}};
+constexpr Size kSizes[] = {{"layers", &Options::layers, &ModelSpec::layers},
+                           {"hidden", &Options::hidden, &ModelSpec::hidden},
+                           {"heads", &Options::heads, &ModelSpec::heads},
+                           {"kv-heads", &Options::kv_heads, &ModelSpec::kv_heads},
+                           {"ffn", &Options::ffn, &ModelSpec::ffn},
+                           {"vocab", &Options::vocab, &ModelSpec::vocab},
+                           {"seq", &Options::seq, &ModelSpec::seq},
+                           {"classes", &Options::classes, &ModelSpec::classes},
+                           {"image", &Options::image, &ModelSpec::image},
+                           {"channels", &Options::channels, &ModelSpec::channels}};
+
+// A flag that the family does not read is one that the user expects something of.
+void require_size(const std::string& flag, bool known, const ModelSpec& defaults) {
+  std::string sizes;
+  for (const Size& size : kSizes) {
+    sizes += defaults.*size.field > 0 ? concat(sizes.empty() ? "" : " ", "--", size.flag) : "";
+  }
+  TRAINRT_REQUIRE(known,
+                  kInvalidArgument,
+                  "a model of family ",
+                  defaults.family,
+                  " has no --",
+                  flag,
+                  "; its sizes are ",
+                  sizes,
+                  defaults.dropout >= 0 ? " --dropout" : "");
+}
 
 ModelSpec spec_from(const Options& options) {
   ModelSpec spec = named_model(options.arguments[0]);
+  ModelSpec defaults = model_defaults(spec.family);
+  defaults.family = spec.family;
   for (const Size& size : kSizes) {
     if (options.*size.option > 0) {
+      require_size(size.flag, defaults.*size.field > 0, defaults);
       spec.*size.field = options.*size.option;
     }
   }
   if (options.is_given("dropout")) {
+    require_size("dropout", defaults.dropout >= 0, defaults);
     spec.dropout = options.dropout;
   }
   spec.symbolic_seq = options.symbolic_seq;
