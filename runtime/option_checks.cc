@@ -5,6 +5,7 @@
 #include <map>
 
 #include "graph/base/error.h"
+#include "graph/onnx_weight_files.h"
 #include "runtime/file_bytes.h"
 #include "runtime/load_cuda.h"
 
@@ -90,9 +91,6 @@ std::vector<NamedFile> input_files(const std::string& command, const Options& op
   if (command != "model") {  // whose argument is a name
     for (const std::string& argument : options.arguments) {
       files.push_back({command == "validate" ? "the measured rows" : "the model", argument});
-      for (const char* ending : {".data", ".weights"}) {  // where exporters put the weights
-        files.push_back({"the model's weights", argument + ending});
-      }
     }
   }
   std::string data = options.data;
@@ -117,32 +115,8 @@ std::vector<NamedFile> input_files(const std::string& command, const Options& op
   return files;
 }
 
-}  // namespace
-
-void check_flags(const Options& options) {
-  TRAINRT_REQUIRE(!options.steps || !options.epochs,
-                  kInvalidArgument,
-                  "--steps and --epochs both say how long to train; give one");
-  TRAINRT_REQUIRE(!options.rebalance || !names_cuda(options.devices),
-                  kUnsupported,
-                  "--rebalance measures CPU ranks only; give GPUs their parts with --shares");
-  const bool has_folder = !options.checkpoint_dir.empty();
-  TRAINRT_REQUIRE(
-      has_folder || !options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
-  TRAINRT_REQUIRE(has_folder || options.checkpoint_every == 0,
-                  kInvalidArgument,
-                  "--checkpoint-every wants --checkpoint-dir DIR");
-  check_hyperparameters(options);
-  check_modes(options);
-}
-
-void check_files(const std::string& command, const Options& options) {
-  TRAINRT_REQUIRE(options.format != "html" || command == "plan",
-                  kInvalidArgument,
-                  "--format html is a form of 'trainrt plan'; 'trainrt ",
-                  command,
-                  "' prints text or json");
-  std::vector<NamedFile> taken = input_files(command, options);
+// No output may be one of the files `taken`, nor another output.
+void refuse_replacing(const Options& options, std::vector<NamedFile> taken) {
   for (const NamedFile& output : {NamedFile{"--export", options.export_file},
                                   NamedFile{"--metrics", options.metrics},
                                   NamedFile{"--trace", options.trace},
@@ -165,6 +139,46 @@ void check_files(const std::string& command, const Options& options) {
     }
     taken.push_back(output);
   }
+}
+
+}  // namespace
+
+void check_flags(const Options& options) {
+  TRAINRT_REQUIRE(!options.steps || !options.epochs,
+                  kInvalidArgument,
+                  "--steps and --epochs both say how long to train; give one");
+  TRAINRT_REQUIRE(!options.rebalance || !names_cuda(options.devices),
+                  kUnsupported,
+                  "--rebalance measures CPU ranks only; give GPUs their parts with --shares");
+  const bool has_folder = !options.checkpoint_dir.empty();
+  TRAINRT_REQUIRE(
+      has_folder || !options.resume, kInvalidArgument, "--resume wants --checkpoint-dir DIR");
+  for (const char* name : {"checkpoint-every", "checkpoint-keep"}) {
+    TRAINRT_REQUIRE(has_folder || options.flags.count(name) == 0,
+                    kInvalidArgument,
+                    "--",
+                    name,
+                    " wants --checkpoint-dir DIR");
+  }
+  check_hyperparameters(options);
+  check_modes(options);
+}
+
+void check_files(const std::string& command, const Options& options) {
+  TRAINRT_REQUIRE(options.format != "html" || command == "plan",
+                  kInvalidArgument,
+                  "--format html is a form of 'trainrt plan'; 'trainrt ",
+                  command,
+                  "' prints text or json");
+  refuse_replacing(options, input_files(command, options));
+}
+
+void check_weight_files(const Options& options, const OnnxModel& model) {
+  std::vector<NamedFile> files;
+  for (const WeightFile& file : weight_files(model)) {
+    files.push_back({"the model's weights", file.path});
+  }
+  refuse_replacing(options, std::move(files));
 }
 
 void refuse_beside_training_info(const Options& options) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/onnx_import.h"
 #include "runtime/options.h"
 
 namespace trainrt {
@@ -15,6 +16,9 @@ void check_flags(const Options& options);
 // Throws kInvalidArgument for --format html where there is no such form, and for an output file
 // that is an input, or another output, under whatever name.
 void check_files(const std::string& command, const Options& options);
+
+// The same for the files that the model's weights lie in, which only the model names.
+void check_weight_files(const Options& options, const OnnxModel& model);
 
 // Options given on the command line, of those that train, which a model's own training_info makes
 // ineffective. Throws kInvalidArgument naming the first.

@@ -247,6 +247,7 @@ void check_array_axes(const std::map<std::string, int>& array_axes,
 TrainingJob make_training_job(const Options& options, bool evaluate) {
   TrainingJob job;
   job.model = std::make_shared<const OnnxModel>(OnnxModel::load(options.arguments.at(0)));
+  check_weight_files(options, *job.model);
   job.bind = bind_options(options, !evaluate);
   // Only names that the model knows: unknown ones belong to data arrays.
   std::map<std::string, int> array_axes;

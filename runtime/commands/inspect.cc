@@ -8,6 +8,7 @@
 #include "graph/printer.h"
 #include "graph/training_graph.h"
 #include "runtime/commands/command.h"
+#include "runtime/option_checks.h"
 #include "runtime/training_job.h"
 
 namespace trainrt {
@@ -277,6 +278,7 @@ const RegisterCommand kInspect{{
         [](const Options& options) {
           refuse_unread(options);
           const OnnxModel model = OnnxModel::load(options.arguments[0]);
+          check_weight_files(options, model);
           check_bound_dims(model, bind_options(options, true));
           const Report report = make_report(model, options);
           write_result(options.format == "json" ? as_json(model, report) : as_text(model, report),

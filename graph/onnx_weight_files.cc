@@ -1,4 +1,4 @@
-#include "graph/onnx_missing_weights.h"
+#include "graph/onnx_weight_files.h"
 
 #include <filesystem>
 #include <map>
@@ -9,21 +9,21 @@
 
 namespace trainrt {
 
-std::vector<MissingWeights> missing_weights(const OnnxModel& model) {
+std::vector<WeightFile> weight_files(const OnnxModel& model) {
   std::map<std::string, std::vector<std::string>> tensors;  // by file
   for (const onnx::TensorProto& tensor : model.impl().graph().initializer()) {
     if (has_external_data(tensor)) {
       tensors[external_location(tensor).file].push_back(tensor.name());
     }
   }
-  std::vector<MissingWeights> missing;
-  for (const auto& [file, names] : tensors) {
+  std::vector<WeightFile> files;
+  for (auto& [name, held] : tensors) {
+    const std::filesystem::path path = std::filesystem::path(model.impl().files.folder) / name;
     std::error_code error;
-    if (!std::filesystem::exists(std::filesystem::path(model.impl().files.folder) / file, error)) {
-      missing.push_back({file, names});
-    }
+    const bool exists = std::filesystem::exists(path, error);
+    files.push_back({name, path.string(), std::move(held), exists});
   }
-  return missing;
+  return files;
 }
 
 }  // namespace trainrt
