@@ -215,6 +215,25 @@ void remove_unfinished_checkpoints(const std::string& folder) {
   }
 }
 
+void remove_old_checkpoints(const std::string& folder, int64_t keep, const std::string& in_use) {
+  const std::vector<int64_t> steps = checkpoint_steps(folder);
+  for (size_t i = 0; i + static_cast<size_t>(keep) < steps.size(); ++i) {
+    const std::string path = folder + "/" + folder_name(steps[i]);
+    std::error_code error;
+    if (fs::equivalent(path, in_use, error)) {
+      continue;
+    }
+    // Under its final name a checkpoint is whole, though the run be killed meanwhile.
+    fs::rename(path, path + ".tmp", error);
+    if (!error) {
+      fs::remove_all(path + ".tmp", error);
+    }
+    if (error) {
+      log_warning("cannot remove the old checkpoint '", path, "': ", error.message());
+    }
+  }
+}
+
 std::vector<int64_t> checkpoint_steps(const std::string& folder) {
   std::vector<int64_t> steps;
   std::error_code error;

@@ -82,6 +82,11 @@ class Checkpoint {
 // Removes what a killed run left half written.
 void remove_unfinished_checkpoints(const std::string& folder);
 
+// Removes all but the newest `keep` checkpoints, and never `in_use` (a Checkpoint's path), which is
+// still read from. Called after a save, so the newest one is complete. What cannot be removed
+// stays, with a warning.
+void remove_old_checkpoints(const std::string& folder, int64_t keep, const std::string& in_use);
+
 // Steps of the checkpoints in `folder`, complete or not, ascending.
 std::vector<int64_t> checkpoint_steps(const std::string& folder);
 

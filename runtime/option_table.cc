@@ -356,6 +356,10 @@ std::vector<OptionDef> output_options() {
       text("checkpoint-dir", r, &O::checkpoint_dir, "DIR", "where checkpoints are written"),
       number(
           "checkpoint-every", r, &O::checkpoint_every, "steps between checkpoints (0: at the end)"),
+      number("checkpoint-keep",
+             r,
+             &O::checkpoint_keep,
+             "checkpoints kept, the newest ones (0: all); older ones are removed after a save"),
       toggle("resume", r, &O::resume, "continue from the newest complete checkpoint"),
       text("export", r, &O::export_file, "F.onnx", "write the trained model"),
       text("metrics", r, &O::metrics, "F.jsonl", "write one JSON object per step"),

@@ -79,6 +79,7 @@ struct Options {
   // run
   std::string checkpoint_dir;
   int64_t checkpoint_every = 0;
+  int64_t checkpoint_keep = 0;  // 0: all
   bool resume = false;
   std::string export_file;
   std::string metrics;

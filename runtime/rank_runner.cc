@@ -165,6 +165,11 @@ void RankRunner::save(int64_t step, int64_t position) {
       names,
       [&](const std::string& name) { return tensor_to_save(name); },
       world_);
+  if (rank_ == 0 && run_.options.checkpoint_keep > 0) {
+    remove_old_checkpoints(run_.options.checkpoint_dir,
+                           run_.options.checkpoint_keep,
+                           run_.checkpoint ? run_.checkpoint->path() : "");
+  }
 }
 
 CheckpointTensor RankRunner::tensor_to_save(const std::string& name) const {

@@ -13,6 +13,7 @@
 namespace trainrt {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::ProgramResult;
@@ -113,6 +114,28 @@ TEST_F(ResumeTest, TheStateOfAnotherOptimizerIsRefused) {
                                             "adamw"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("--optimizer adam, this run's is adamw"));
+}
+
+TEST_F(ResumeTest, OldCheckpointsGoAndTheOneInUseStays) {
+  const std::string trained = folder_.file("a.onnx"), frozen = folder_.file("b.onnx");
+  run({"--steps", "10", "--checkpoint-every", "2", "--checkpoint-keep", "2", "--export", trained});
+  EXPECT_THAT(checkpoint_steps(checkpoints_), ElementsAre(8, 10));
+  // Weights that are frozen now are read from the checkpoint at every save.
+  run({"--steps",
+       "16",
+       "--checkpoint-every",
+       "2",
+       "--checkpoint-keep",
+       "1",
+       "--freeze",
+       "?1",
+       "--resume",
+       "--export",
+       frozen});
+  EXPECT_THAT(checkpoint_steps(checkpoints_), ElementsAre(10, 16));
+  EXPECT_EQ(Checkpoint::newest(checkpoints_)->read("w1").to_double(), weight(trained, "w1"));
+  run({"--steps", "17", "--resume"});
+  EXPECT_THAT(checkpoint_steps(checkpoints_), ElementsAre(10, 16, 17));
 }
 
 TEST_F(ResumeTest, AFinishedRunSaysSo) {
