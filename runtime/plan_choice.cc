@@ -8,9 +8,8 @@
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
 #include "parallel/micro_batches.h"
-#include "parallel/plan_annotation.h"
 #include "planner/planner.h"
-#include "runtime/file_bytes.h"
+#include "runtime/given_plan.h"
 #include "runtime/launcher.h"
 #include "runtime/load_cuda.h"
 #include "runtime/machine.h"
@@ -107,11 +106,11 @@ void check_degrees(const Options& options, int num_devices) {
 }
 
 // Flags that say how a plan is carried out and not which plan it is: they change its sums and
-// shares.
-void apply_execution_flags(const Options& options, Plan& plan) {
+// the shares that nobody has written down.
+void apply_execution_flags(const Options& options, bool given_shares, Plan& plan) {
   plan.sync_batch_norm = options.batch_norm == "sync";
   plan.exact_reduction = options.reduction == "exact";
-  if (!plan.exact_reduction) {
+  if (!plan.exact_reduction || given_shares) {
     return;
   }
   plan.logical_shards = options.logical_shards;
@@ -132,8 +131,12 @@ void apply_execution_flags(const Options& options, Plan& plan) {
   }
 }
 
-// What the planner finds within the pins. Throws kInfeasiblePlan when nothing fits.
-Plan searched_plan(const Options& options, const TrainingJob& job, int num_devices) {
+// What the planner finds within the pins and the plan given, if any. Throws kInfeasiblePlan when
+// nothing fits.
+Plan searched_plan(const Options& options,
+                   const TrainingJob& job,
+                   int num_devices,
+                   const std::optional<GivenPlan>& given) {
   PlanRequest request;
   request.graph = [&job](int64_t micro_batch) { return job.build({micro_batch, 0}, true); };
   request.topology = options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
@@ -153,6 +156,9 @@ Plan searched_plan(const Options& options, const TrainingJob& job, int num_devic
   if (job.token_batches) {
     request.pins.micro_batch = job.token_batches->largest_micro_batch();
   }
+  if (given) {
+    pin_given_plan(*given, request.model_hash, request.topology, &request.pins);
+  }
   const PlanResult result = make_plan(request);
   if (!result.feasible) {
     std::string remedies;
@@ -169,8 +175,48 @@ Plan searched_plan(const Options& options, const TrainingJob& job, int num_devic
                  remedies);
   }
   Plan plan = result.plan;
-  apply_execution_flags(options, plan);
+  apply_execution_flags(options, given && !given->plan.shares.empty(), plan);
   return plan;
+}
+
+// A plan that leaves nothing open, as it is written. The flags beside it may say the same only.
+Plan whole_plan(const Options& options, const TrainingJob& job, const GivenPlan& given) {
+  GivenPlan without_devices = given;  // these are the ones of this run, whatever they are called
+  without_devices.plan.devices.clear();
+  PlanPins pins = pins_from(options);
+  pin_given_plan(without_devices, job.model->hash(), {}, &pins);
+  return given.plan;
+}
+
+// What the file says; what it leaves open is planned.
+Plan plan_from_file(const Options& options,
+                    const TrainingJob& job,
+                    int num_devices,
+                    const GivenPlan& given) {
+  const Plan& plan = given.plan;
+  const bool sized = given.stated.count("data_parallel") + given.stated.count("tensor_parallel") +
+                         given.stated.count("pipeline_parallel") ==
+                     3;
+  TRAINRT_REQUIRE(!(sized || given.is_whole()) || plan.world_size() == num_devices,
+                  kInvalidArgument,
+                  given.where,
+                  " is for ",
+                  plan.world_size(),
+                  " devices, there are ",
+                  num_devices,
+                  "; choose them with --devices cpu:",
+                  plan.world_size(),
+                  " or --nproc ",
+                  plan.world_size());
+  if (given.is_whole()) {
+    return whole_plan(options, job, given);
+  }
+  TRAINRT_REQUIRE(!job.evaluate,
+                  kInvalidArgument,
+                  given.where,
+                  " leaves parts of the plan open, which are planned for training only; "
+                  "'trainrt plan --plan' completes it ('--format json' prints it)");
+  return searched_plan(options, job, num_devices, given);
 }
 
 bool wants_search(const Options& options, const std::vector<DeviceOptions>& devices) {
@@ -328,70 +374,40 @@ Plan choose_plan(const Options& options,
                  const TrainingJob& job,
                  const std::vector<DeviceOptions>& devices) {
   const int num_devices = static_cast<int>(devices.size());
-  if (options.plan.empty() || options.plan == kNoPlan) {
-    // A model may carry its plan (`trainrt plan --annotate`); it is followed where it fits.
-    const std::optional<AnnotatedPlan> annotated =
-        options.plan.empty() ? plan_of_annotation(*job.model) : std::nullopt;
-    if (annotated && annotated->whole && !job.evaluate && num_devices > 1 &&
-        annotated->plan.world_size() == num_devices &&
-        annotated->plan.global_batch == options.batch_size) {
-      log_info("the plan is the one that the model carries");
-      return annotated->plan;
-    }
-    if (!job.evaluate && wants_search(options, devices)) {
-      return searched_plan(options, job, num_devices);
-    }
-    Plan plan =
-        single_device_plan(options.batch_size, options.micro_batch_size, job.num_forward_nodes);
-    if (num_devices > 1) {
-      // Evaluation: the batch in equal parts.
-      plan.data_parallel = num_devices;
-      plan.shares = make_shares(
-          options.batch_size, num_devices, options.micro_batch_size, parse_shares(options.shares));
-    }
-    TRAINRT_REQUIRE(options.shares.empty() || plan.data_parallel > 1,
-                    kInvalidArgument,
-                    "--shares ",
-                    options.shares,
-                    " has no effect with --devices ",
-                    options.devices.empty() ? "cpu" : options.devices,
-                    ": one data rank takes the whole batch; --devices cpu:N makes N of this "
-                    "machine");
-    plan.model_hash = job.model->hash();
-    plan.bind = job.bind.dims;
-    plan.precision = job.precision;
-    apply_execution_flags(options, plan);
-    return plan;
+  if (const std::optional<GivenPlan> given = plan_file(options)) {
+    return plan_from_file(options, job, num_devices, *given);
   }
-  const std::vector<std::byte> bytes = read_file(options.plan);
-  Plan plan;
-  try {
-    plan = plan_from_json(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  } catch (Error& error) {
-    error.add_context("in --plan '" + options.plan + "'");
-    throw;
+  // A model may carry its plan (`trainrt plan --annotate`); it is followed where it fits.
+  const std::optional<GivenPlan> carried = carried_plan(options, *job.model);
+  if (carried && carried->is_whole() && !job.evaluate && num_devices > 1 &&
+      carried->plan.world_size() == num_devices &&
+      carried->plan.global_batch == options.batch_size) {
+    log_info("the plan is the one that the model carries");
+    return whole_plan(options, job, *carried);
   }
-  TRAINRT_REQUIRE(plan.model_hash.empty() || plan.model_hash == job.model->hash(),
+  if (!job.evaluate && wants_search(options, devices)) {
+    return searched_plan(options, job, num_devices, std::nullopt);
+  }
+  Plan plan =
+      single_device_plan(options.batch_size, options.micro_batch_size, job.num_forward_nodes);
+  if (num_devices > 1) {
+    // Evaluation: the batch in equal parts.
+    plan.data_parallel = num_devices;
+    plan.shares = make_shares(
+        options.batch_size, num_devices, options.micro_batch_size, parse_shares(options.shares));
+  }
+  TRAINRT_REQUIRE(options.shares.empty() || plan.data_parallel > 1,
                   kInvalidArgument,
-                  "--plan '",
-                  options.plan,
-                  "' is made for another model (hash ",
-                  plan.model_hash,
-                  ", this model has ",
-                  job.model->hash(),
-                  ")");
-  TRAINRT_REQUIRE(plan.world_size() == num_devices,
-                  kInvalidArgument,
-                  "--plan '",
-                  options.plan,
-                  "' is for ",
-                  plan.world_size(),
-                  " devices, there are ",
-                  num_devices,
-                  "; choose them with --devices cpu:",
-                  plan.world_size(),
-                  " or --nproc ",
-                  plan.world_size());
+                  "--shares ",
+                  options.shares,
+                  " has no effect with --devices ",
+                  options.devices.empty() ? "cpu" : options.devices,
+                  ": one data rank takes the whole batch; --devices cpu:N makes N of this "
+                  "machine");
+  plan.model_hash = job.model->hash();
+  plan.bind = job.bind.dims;
+  plan.precision = job.precision;
+  apply_execution_flags(options, false, plan);
   return plan;
 }
 

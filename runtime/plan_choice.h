@@ -22,9 +22,6 @@ struct Processes {
 // rank.
 std::vector<DeviceOptions> rank_devices(const Options& options, const Processes& processes);
 
-// --plan's word for no plan, not even the one that the model carries.
-inline constexpr const char* kNoPlan = "none";
-
 // --plan, else what the planner finds within --dp, --tp, --pp and the other pins; one device
 // without a memory limit needs no search. Throws kInvalidArgument for pins that contradict each
 // other or the number of devices, kInfeasiblePlan when nothing fits.

@@ -1,10 +1,11 @@
 #include "runtime/trainer.h"
 
 #include "graph/base/log.h"
-#include "graph/onnx_missing_weights.h"
+#include "graph/onnx_weight_files.h"
 #include "runtime/commands/command.h"
 #include "runtime/describe.h"
 #include "runtime/eval_result.h"
+#include "runtime/given_plan.h"
 #include "runtime/load_cuda.h"
 #include "runtime/option_checks.h"
 #include "runtime/plan_choice.h"
@@ -20,21 +21,28 @@ namespace {
 
 // Weights that are not there are told before a plan is sought for them.
 void require_weights(const OnnxModel& model) {
-  for (const MissingWeights& missing : missing_weights(model)) {
-    TRAINRT_FAIL(kInvalidModel,
-                 "the weights of '",
-                 model.path(),
-                 "' are not there: file '",
-                 missing.file,
-                 "', which holds '",
-                 missing.tensors.front(),
-                 "'",
-                 missing.tensors.size() > 1
-                     ? concat(" and ", missing.tensors.size() - 1, " more tensors")
-                     : "",
-                 ", does not exist; without weights a model can be planned ('trainrt plan') and "
-                 "inspected");
+  for (const WeightFile& missing : weight_files(model)) {
+    TRAINRT_REQUIRE(missing.exists,
+                    kInvalidModel,
+                    "the weights of '",
+                    model.path(),
+                    "' are not there: file '",
+                    missing.name,
+                    "', which holds '",
+                    missing.tensors.front(),
+                    "'",
+                    missing.tensors.size() > 1
+                        ? concat(" and ", missing.tensors.size() - 1, " more tensors")
+                        : "",
+                    ", does not exist; without weights a model can be planned ('trainrt plan') and "
+                    "inspected");
   }
+}
+
+// What the plan file says of the problem holds where no flag says it.
+Options with_plan_file(const Options& flags) {
+  const std::optional<GivenPlan> given = plan_file(flags);
+  return given ? follow_plan(flags, *given) : flags;
 }
 
 Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, Ranks& ranks) {
@@ -86,7 +94,8 @@ int train(const Options& options, const TrainingSeams& seams) {
   return with_ranks(options, [&](Ranks& ranks) { return train_ranks(options, ranks, seams); });
 }
 
-int train_ranks(const Options& options, Ranks& ranks, const TrainingSeams& seams) {
+int train_ranks(const Options& flags, Ranks& ranks, const TrainingSeams& seams) {
+  const Options options = with_plan_file(flags);
   if (options.is_given("config") || options.is_given("set")) {
     log_info(
         "configuration:\n",
@@ -101,8 +110,9 @@ int train_ranks(const Options& options, Ranks& ranks, const TrainingSeams& seams
   return run.exit_code;
 }
 
-int evaluate(const Options& options) {
-  return with_ranks(options, [&](Ranks& ranks) {
+int evaluate(const Options& flags) {
+  return with_ranks(flags, [&](Ranks& ranks) {
+    const Options options = with_plan_file(flags);
     catch_stop_signals();
     const TrainingSeams none;
     Run run = prepare(options, none, true, ranks);

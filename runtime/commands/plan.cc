@@ -10,6 +10,7 @@
 #include "planner/plan_report.h"
 #include "runtime/commands/command.h"
 #include "runtime/file_bytes.h"
+#include "runtime/given_plan.h"
 #include "runtime/option_checks.h"
 #include "runtime/plan_choice.h"
 #include "runtime/training_job.h"
@@ -17,11 +18,6 @@
 namespace trainrt {
 
 namespace {
-
-std::string read_text(const std::string& path) {
-  const std::vector<std::byte> bytes = read_file(path);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 Topology topology_of(const Options& options) {
   if (!options.cluster.empty()) {
@@ -60,89 +56,6 @@ Options job_options(const Options& options) {
   changed.precision = options.precision == "fp64" ? "fp64" : "fp32";
   changed.micro_batch_size = options.micro_batch_size > 0 ? options.micro_batch_size : 1;
   return changed;
-}
-
-// The plan that --plan names or the model carries, and which of its keys somebody wrote down.
-struct GivenPlan {
-  Plan plan;
-  std::set<std::string> stated;
-  std::string where;
-};
-
-std::optional<GivenPlan> plan_file(const Options& options) {
-  if (options.plan.empty() || options.plan == kNoPlan) {
-    return std::nullopt;
-  }
-  const std::string text = read_text(options.plan);
-  try {
-    Plan plan = plan_from_json(text);
-    return GivenPlan{
-        std::move(plan), stated_plan_keys(text), concat("--plan '", options.plan, "'")};
-  } catch (Error& error) {
-    error.add_context("in --plan '" + options.plan + "'");
-    throw;
-  }
-}
-
-std::optional<GivenPlan> carried_plan(const Options& options, const OnnxModel& model) {
-  if (!options.plan.empty()) {
-    return std::nullopt;
-  }
-  const std::optional<AnnotatedPlan> annotated = plan_of_annotation(model);
-  if (!annotated) {
-    return std::nullopt;
-  }
-  const std::string where =
-      concat("the plan that '", options.arguments[0], "' carries (--plan none leaves it out)");
-  if (annotated->whole) {
-    return GivenPlan{annotated->plan, stated_plan_keys(plan_to_json(annotated->plan)), where};
-  }
-  // Others' annotations say degrees, stages and placements, and nothing of recomputation.
-  std::set<std::string> stated = {"data_parallel", "pipeline_parallel"};
-  if (annotated->plan.tensor_parallel > 1) {
-    stated.insert("tensor_parallel");
-  }
-  return GivenPlan{annotated->plan, stated, where};
-}
-
-// What a plan says of the problem itself, rather than of its solution: taken over where no flag
-// says it, and the same where one does.
-Options follow_plan(Options options, const GivenPlan& given) {
-  const Plan& plan = given.plan;
-  const auto same = [&](bool equal, const std::string& flag, const auto& value) {
-    TRAINRT_REQUIRE(equal,
-                    kInvalidArgument,
-                    flag,
-                    " contradicts ",
-                    given.where,
-                    ", which is for ",
-                    value,
-                    "; leave out one of them");
-  };
-  if (plan.global_batch > 0) {
-    same(!options.is_given("batch-size") || options.batch_size == plan.global_batch,
-         concat("--batch-size ", options.batch_size),
-         plan.global_batch);
-    options.batch_size = plan.global_batch;
-  }
-  if (given.stated.count("precision") != 0) {
-    same(!options.is_given("precision") || options.precision == "auto" ||
-             options.precision == plan.precision,
-         "--precision " + options.precision,
-         plan.precision);
-    options.precision = plan.precision;
-  }
-  const std::map<std::string, int64_t> dims = bind_options(options, true).dims;
-  for (const auto& [dim, size] : plan.bind) {
-    const auto flag = dims.find(dim);
-    same(flag == dims.end() || flag->second == size,
-         concat("--bind ", dim, "=", flag == dims.end() ? 0 : flag->second),
-         size);
-    if (flag == dims.end()) {
-      options.bind.push_back(concat(dim, "=", size));
-    }
-  }
-  return options;
 }
 
 Objective objective_of(const std::string& name) {
@@ -257,15 +170,7 @@ int plan_command(const Options& flags) {
     log_info("--max-tokens: priced as if every sample had the most tokens");
   }
   if (given) {
-    TRAINRT_REQUIRE(given->plan.model_hash.empty() || given->plan.model_hash == request.model_hash,
-                    kInvalidArgument,
-                    given->where,
-                    " is made for another model (hash ",
-                    given->plan.model_hash,
-                    ", this model has ",
-                    request.model_hash,
-                    ")");
-    pin_plan(given->plan, given->stated, given->where, request.topology, &request.pins);
+    pin_given_plan(*given, request.model_hash, request.topology, &request.pins);
   }
   constexpr int64_t kQuickSearch = 10000;
   request.what_if_candidates = options.what_if == "on"    ? std::numeric_limits<int64_t>::max()

@@ -69,7 +69,6 @@ class PlanFileTest : public ::testing::Test {
     EXPECT_THAT(result.err, message);
   }
 
- private:
   TemporaryFolder folder_;
 };
 
@@ -204,6 +203,52 @@ TEST_F(PlanFileTest, ContradictionsAreRefused) {
                   {"shares", {{{"data_rank", 0}, {"num_samples", 4}, {"micro_batch_size", 4}}}}},
                  {"--devices", "cpu", "--batch-size", "4"},
                  HasSubstr("has 4 samples"));
+}
+
+class RunPlanFileTest : public PlanFileTest {
+ protected:
+  ProgramResult run_with(const Json& file, std::vector<std::string> flags) const {
+    write_text(folder_.file("plan.json"), file.dump());
+    flags.insert(flags.begin(),
+                 {"run", model(), "--steps", "2", "--plan", folder_.file("plan.json")});
+    return run_trainrt(flags);
+  }
+};
+
+// The batch of the plan is the batch of the run, and what is left open is planned.
+TEST_F(RunPlanFileTest, TheRunFollowsWhatIsSaid) {
+  const std::string metrics = folder_.file("m.jsonl");
+  const Json whole = found({"--devices", "cpu:2", "--pp", "2", "--batch-size", "4"});
+  for (const Json& file : {whole, Json{{"pipeline_parallel", 2}, {"global_batch", 4}}}) {
+    const ProgramResult result = run_with(file, {"--devices", "cpu:2", "--metrics", metrics});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("2 pipeline"));
+    const std::string text = file_text(metrics);
+    EXPECT_EQ(Json::parse(text.substr(0, text.find('\n')))["samples"], 4);
+  }
+  const ProgramResult exact =
+      run_with({{"data_parallel", 2}, {"reduction", "exact"}}, {"--devices", "cpu:2"});
+  EXPECT_EQ(exact.exit_code, 0) << exact.err;
+}
+
+TEST_F(RunPlanFileTest, FlagsThatSayOtherwiseAreRefused) {
+  const Json two = found({"--devices", "cpu:2", "--pp", "2", "--batch-size", "4"});
+  const auto refused = [&](std::vector<std::string> flags, const std::string& message) {
+    flags.insert(flags.end(), {"--devices", "cpu:2"});
+    const ProgramResult result = run_with(two, flags);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  };
+  refused({"--pp", "1"}, "--pp 1 contradicts");
+  refused({"--zero", "1"}, "--zero 1 contradicts");
+  refused({"--schedule", "gpipe"}, "--schedule gpipe contradicts");
+  refused({"--recompute", "full"}, "--recompute full contradicts");
+  refused({"--batch-size", "8"}, "--batch-size 8 contradicts");
+  refused({"--precision", "bf16"}, "--precision bf16 contradicts");
+  refused({"--reduction", "exact"}, "--reduction exact contradicts");
+  refused({"--batch-norm", "sync"}, "--batch-norm sync contradicts");
+  refused({"--offload", "optimizer"}, "--offload optimizer contradicts");
+  refused({"--shares", "1"}, "--shares contradicts");
 }
 
 // A model that carries a plan is pinned by it, unless that is turned off.
