@@ -22,6 +22,8 @@ class CudaContext : public DeviceContext {
   virtual bool tf32() const = 0;           // float32 products may round their operands to TF32
   virtual const std::string& device_name() const = 0;
   virtual AlgorithmCache& algorithms() = 0;
+  // Logs a text once, however often it is given: what runs another way than one would expect.
+  virtual void note(const std::string& text) = 0;
 };
 
 // Every device whose spec says Backend::kCuda is one.

@@ -1,5 +1,7 @@
-// CUDA kernels of FusedAttention and its gradient (ops/attention.cc describes them): products of
-// several heads of a sample at a time by cuBLASLt, which reads heads where the layout has them, and
+// CUDA kernels of FusedAttention and its gradient (ops/attention.cc describes them).
+//
+// cuDNN's fused engines (ops/attention_cudnn.cuh) run what they take. All else: products of several
+// heads of a sample at a time by cuBLASLt, which reads heads where the layout has them, and
 // row-wise work on the scores between them. The gradient makes the scores again from q, k and the
 // saved log of the row sums.
 #include <cmath>
@@ -9,6 +11,7 @@
 #include <numeric>
 
 #include "ops/attention.h"
+#include "ops/attention_cudnn.cuh"
 #include "ops/attention_scratch.h"
 #include "ops/cublas.cuh"
 #include "ops/launch.cuh"
@@ -531,28 +534,48 @@ void backward(KernelContext& context,
   }
 }
 
-template <bool kBackward>
+// Products and softmax apart, where no fused engine takes the node.
+void run_apart(KernelContext& context,
+               const Problem& p,
+               const DeviceScratch& cut,
+               Products& products) {
+  dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
+    using T = decltype(tag);
+    if (context.node().op_type == "FusedAttentionGrad") {
+      backward<T>(context, p, cut, products);
+    } else {
+      forward<T>(context, p, cut, products);
+    }
+  });
+}
+
 Kernel attention_cuda(const OpContext& op, const DeviceSpec& spec) {
   const Problem p = problem_of(op);
   const DType dtype = op.input_dtype(0);
-  const bool grad_mask = kBackward && op.has_input(kMaskInput) && op.has_output(kMaskInput);
-  const Shape mask = grad_mask ? op.input_shape(kMaskInput) : Shape{0};
-  const DeviceScratch cut(p, dtype, kBackward ? &mask : nullptr, spec);
-  auto products = std::make_shared<Products>(dtype, cut.cublas);
-  return [p, cut, products](KernelContext& context) {
-    dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
-      using T = decltype(tag);
-      if constexpr (kBackward) {
-        backward<T>(context, p, cut, *products);
-      } else {
-        forward<T>(context, p, cut, *products);
-      }
-    });
+  const CudaScratch cut(op, p, spec);
+  const char* const why_not = why_not_fused(op, p);
+  auto products = std::make_shared<Products>(dtype, cut.apart.cublas);
+  auto fused = cut.fused ? std::make_shared<FusedAttention>(op, p, *cut.fused) : nullptr;
+  return [p, cut, why_not, products, fused](KernelContext& context) {
+    CudaContext& cuda = cuda_context(context);
+    if (fused != nullptr && fused->run(context)) {
+      return;
+    }
+    const std::string& type = context.node().op_type;
+    if (fused != nullptr) {
+      cuda.note(concat(type, ": ", fused->why_not(cuda), "; products and softmax run apart"));
+    } else if (dtype_bytes(context.input_dtype(0)) == 2) {
+      cuda.note(concat(type,
+                       ": cuDNN's fused attention does not take ",
+                       why_not,
+                       "; products and softmax run apart"));
+    }
+    run_apart(context, p, cut.apart, *products);
   };
 }
 
-const RegisterKernel kForward{"FusedAttention", Backend::kCuda, attention_cuda<false>};
-const RegisterKernel kBackward{"FusedAttentionGrad", Backend::kCuda, attention_cuda<true>};
+const RegisterKernel kForward{"FusedAttention", Backend::kCuda, attention_cuda};
+const RegisterKernel kBackward{"FusedAttentionGrad", Backend::kCuda, attention_cuda};
 
 }  // namespace
 

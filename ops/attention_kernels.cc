@@ -520,7 +520,7 @@ void backward(KernelContext& op) {
 int64_t forward_workspace(const OpContext& op, const DeviceSpec& spec) {
   const Problem p = problem_of(op);
   if (spec.backend == Backend::kCuda) {
-    return DeviceScratch(p, op.input_dtype(0), nullptr, spec).total();
+    return CudaScratch(op, p, spec).total();
   }
   const int64_t tasks = cut(p.samples * p.heads * num_chunks(p), spec.threads).tasks;
   return dispatch_real(op.input_dtype(0), [&](auto tag) {
@@ -531,9 +531,7 @@ int64_t forward_workspace(const OpContext& op, const DeviceSpec& spec) {
 int64_t backward_workspace(const OpContext& op, const DeviceSpec& spec) {
   const Problem p = problem_of(op);
   if (spec.backend == Backend::kCuda) {
-    const bool wants_mask = op.has_input(kMaskInput) && op.has_output(kMaskInput);
-    const Shape mask = wants_mask ? op.input_shape(kMaskInput) : Shape{0};
-    return DeviceScratch(p, op.input_dtype(0), &mask, spec).total();
+    return CudaScratch(op, p, spec).total();
   }
   const int64_t tasks = cut(Units(p, op.has_output(kMaskInput)).count(), spec.threads).tasks;
   return dispatch_real(op.input_dtype(0), [&](auto tag) {

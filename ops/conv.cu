@@ -196,11 +196,11 @@ void add_bias(KernelContext& context) {
   });
 }
 
-Kernel conv_cuda(const OpContext& op, const DeviceSpec& spec) {
+Kernel conv_cuda(const OpContext& op, const DeviceSpec&) {
   if (!cudnn::takes(op)) {
     return plain_conv;
   }
-  auto convolution = std::make_shared<cudnn::ConvolutionPlan>(op, spec);
+  auto convolution = std::make_shared<cudnn::ConvolutionPlan>(op);
   const bool has_bias = op.node().op_type == "Conv" && op.has_input(2);
   return [convolution, has_bias](KernelContext& context) {
     if (!convolution->run(context)) {

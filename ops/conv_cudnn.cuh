@@ -1,14 +1,10 @@
-// Convolutions by cuDNN's graph API: a graph of one operation, run by the fastest of the engines
-// that its heuristics propose and that keep to the rules of the run (workspace, determinism,
-// precision).
+// Convolutions by cuDNN's graph API: graphs of one operation.
 #pragma once
 
 #include <memory>
-#include <span>
-#include <string>
 
-#include "graph/cuda_context.h"
 #include "graph/op_def.h"
+#include "ops/cudnn_graph.cuh"
 
 namespace trainrt::cudnn {
 
@@ -19,13 +15,14 @@ bool takes(const OpContext& op);
 // core engines want: ours are copied into the workspace on the way in (or out, for their gradient).
 class ConvolutionPlan {
  public:
-  ConvolutionPlan(const OpContext& op, const DeviceSpec& spec);
+  explicit ConvolutionPlan(const OpContext& op);
   ~ConvolutionPlan();
   ConvolutionPlan(const ConvolutionPlan&) = delete;
   ConvolutionPlan& operator=(const ConvolutionPlan&) = delete;
 
   // False: no engine can; nothing was done. The answer is the same at every call.
   bool run(KernelContext& context);
+  Graph graph() const;
 
  private:
   struct Impl;

@@ -16,6 +16,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "graph/base/cuda_check.h"
 #include "graph/base/log.h"
@@ -148,6 +149,11 @@ class Context : public CudaContext {
   bool tf32() const override { return tf32_; }
   const std::string& device_name() const override { return name_; }
   AlgorithmCache& algorithms() override { return *algorithms_; }
+  void note(const std::string& text) override {
+    if (noted_.insert(text).second) {
+      log_info("cuda:", index_, ": ", text);
+    }
+  }
   void parallel_for(int64_t, int64_t, const std::function<void(int64_t, int64_t)>&) override {
     TRAINRT_FAIL(kInternal, "cuda:", index_, ": a CPU kernel was given a CUDA device");
   }
@@ -161,6 +167,7 @@ class Context : public CudaContext {
   Stream stream_;
   CublasHandle cublas_;
   CudnnHandle cudnn_;
+  std::set<std::string> noted_;
 };
 
 class DeviceMemory : public DeviceBuffer {

@@ -52,6 +52,9 @@ int64_t num_replays();  // graphs launched since reset()
 // cublasLtMatmul calls of this epilogue since reset().
 int64_t num_products(unsigned epilogue);
 
+// cuDNN graphs with such an operation ("conv_forward", "exp", ...) that ran since reset().
+int64_t num_graphs(const std::string& operation);
+
 // What has been made and not been freed, as text; empty when nothing is.
 std::string alive();
 
@@ -64,6 +67,7 @@ void count_alive(const char* kind, int change);
 void count_launch();
 void count_replay();
 void count_product(unsigned epilogue);
+void count_graph(const std::string& operation);
 // Queues work on a stream; it may touch device memory when it runs.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 // Whether [data, data + bytes) lies within one live allocation of device memory.

@@ -19,7 +19,8 @@ struct State {
   Options options;
   std::map<cudaEvent_t, std::shared_ptr<CUevent_st>> events;
   std::map<std::string, int> alive;
-  std::map<unsigned, int64_t> products;  // by epilogue
+  std::map<unsigned, int64_t> products;   // by epilogue
+  std::map<std::string, int64_t> graphs;  // by operation
   int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, replays = 0;
   std::string failed;
 };
@@ -53,6 +54,7 @@ void reset(const Options& options) {
   s.calls = s.fail_at = s.waits = s.launches = s.replays = 0;
   s.failed.clear();
   s.products.clear();
+  s.graphs.clear();
   reset_memory(options.num_devices);
   reset_streams(options.seed);
   last_error = cudaSuccess;
@@ -129,6 +131,14 @@ int64_t num_products(unsigned epilogue) {
 void count_product(unsigned epilogue) {
   const Lock lock;
   ++state().products[epilogue];
+}
+int64_t num_graphs(const std::string& operation) {
+  const Lock lock;
+  return state().graphs[operation];
+}
+void count_graph(const std::string& operation) {
+  const Lock lock;
+  ++state().graphs[operation];
 }
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {

@@ -60,8 +60,12 @@ bool is_communication_op(const OpDef& op) {
   return op.effect && !op.reference_kernel && !op.cpu_kernel && !op.cpu_factory;
 }
 
-std::vector<Tensor> run_on_device(const NodeCase& test_case, Device& device) {
+std::vector<Tensor> run_on_device(const NodeCase& test_case,
+                                  Device& device,
+                                  std::optional<int64_t> workspace_cap) {
   const OpDef& op = get_op(test_case.node.op_type);
+  DeviceSpec spec = device.context().spec();
+  spec.workspace_cap = workspace_cap.value_or(spec.workspace_cap);
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
   const auto room = [&](int64_t bytes) {
     buffers.push_back(device.allocate(bytes));
@@ -87,7 +91,7 @@ std::vector<Tensor> run_on_device(const NodeCase& test_case, Device& device) {
                        &type});
   }
   const OpContext context = test_case.context();
-  const int64_t workspace_size = workspace_bytes(context, device.context().spec());
+  const int64_t workspace_size = workspace_bytes(context, spec);
   std::byte* workspace = workspace_size > 0 ? room(workspace_size) : nullptr;
   const StepContext step{.seed = 7, .step = 3};
   KernelContext kernel_context(test_case.node,
@@ -96,7 +100,7 @@ std::vector<Tensor> run_on_device(const NodeCase& test_case, Device& device) {
                                {workspace, static_cast<size_t>(workspace_size)},
                                device.context(),
                                step);
-  make_kernel(context, device.context().spec())(kernel_context);
+  make_kernel(context, spec)(kernel_context);
   std::vector<Tensor> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
     results.emplace_back(outputs[i].type->dtype, outputs[i].type->shape);

@@ -1,6 +1,7 @@
 // A NodeCase on a device with memory of its own: a GPU, or its double.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "runtime/device.h"
@@ -9,8 +10,10 @@
 namespace trainrt::testing {
 
 // Outputs of the node. Every tensor has memory of its own, so that a kernel that reads or writes
-// past one is noticed where the device guards its memory.
-std::vector<Tensor> run_on_device(const NodeCase& test_case, Device& device);
+// past one is noticed where the device guards its memory. `workspace_cap`: other than the device's.
+std::vector<Tensor> run_on_device(const NodeCase& test_case,
+                                  Device& device,
+                                  std::optional<int64_t> workspace_cap = std::nullopt);
 
 // For every example of `op`, in float32 and float64, and in the 16-bit floats that the CPU takes:
 // the device's outputs are those of the reference kernel, within the table's tolerances.

@@ -1,0 +1,355 @@
+// See ops/cudnn_graph.cuh.
+#include <algorithm>
+
+#include "graph/cuda_handle.h"
+#include "ops/cudnn_graph.cuh"
+
+namespace trainrt::cudnn {
+
+namespace {
+
+constexpr size_t kMostCandidates = 6;
+constexpr int kMeasuredRuns = 3;
+
+// Which engine it is, and what it may not do.
+bool allowed(const Descriptor& config, const EngineRules& rules) {
+  const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t handle = engine.get();
+  int64_t count = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(config.get(),
+                                              CUDNN_ATTR_ENGINECFG_ENGINE,
+                                              CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                              1,
+                                              &count,
+                                              &handle));
+  std::vector<cudnnBackendNumericalNote_t> notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(engine.get(),
+                                              CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                              CUDNN_TYPE_NUMERICAL_NOTE,
+                                              CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
+                                              &count,
+                                              notes.data()));
+  return std::none_of(
+      notes.begin(), notes.begin() + count, [&](const cudnnBackendNumericalNote_t note) {
+        // Tensor cores take float32 as TF32.
+        const bool rounds = note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
+                            note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
+        return (rounds && rules.exact_fp32) ||
+               (note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC && rules.deterministic);
+      });
+}
+
+// The plan of an engine, if it works on this device and within the workspace.
+std::optional<Candidate> try_plan(std::string name,
+                                  const Descriptor& config,
+                                  const Target& target,
+                                  const EngineRules& rules) {
+  Candidate candidate{std::move(name), Descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)};
+  if (target.description != nullptr) {
+    candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, *target.description);
+  } else {
+    candidate.plan.set(
+        CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{target.handle});
+  }
+  candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  const cudnnStatus_t status = cudnnBackendFinalize(candidate.plan.get());
+  if (status == CUDNN_STATUS_ALLOC_FAILED) {
+    TRAINRT_CUDA_CHECK(status);
+  }
+  if (status != CUDNN_STATUS_SUCCESS) {
+    return std::nullopt;  // an engine may refuse what the heuristic proposed: the next one is asked
+  }
+  int64_t count = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(candidate.plan.get(),
+                                              CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                              CUDNN_TYPE_INT64,
+                                              1,
+                                              &count,
+                                              &candidate.workspace));
+  if (candidate.workspace > rules.workspace) {
+    return std::nullopt;
+  }
+  return candidate;
+}
+
+std::vector<Descriptor> proposals(const Descriptor& graph,
+                                  const Target& target,
+                                  cudnnBackendHeurMode_t mode) {
+  Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, std::vector{mode});
+  if (target.description != nullptr) {
+    heuristic.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, *target.description);
+  }
+  std::vector<Descriptor> configs;
+  const cudnnStatus_t status = cudnnBackendFinalize(heuristic.get());
+  if (status == CUDNN_STATUS_ALLOC_FAILED) {
+    TRAINRT_CUDA_CHECK(status);
+  }
+  if (status != CUDNN_STATUS_SUCCESS) {
+    return configs;  // a mode may not know graphs of this kind
+  }
+  int64_t count = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
+                                              CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                              CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                              0,
+                                              &count,
+                                              nullptr));
+  std::vector<cudnnBackendDescriptor_t> handles;
+  for (int64_t i = 0; i < count; ++i) {
+    configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    handles.push_back(configs.back().get());
+  }
+  if (count > 0) {
+    TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
+                                                CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                                CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                                count,
+                                                &count,
+                                                handles.data()));
+  }
+  while (static_cast<int64_t>(configs.size()) > count) {  // fewer than announced were filled in
+    configs.pop_back();
+  }
+  return configs;
+}
+
+// The names under which a pointwise operation knows its tensors.
+struct PointwiseNames {
+  cudnnBackendAttributeName_t first, second, y;
+};
+
+PointwiseNames pointwise_names(cudnnPointwiseMode_t mode) {
+  const bool backward = mode >= CUDNN_POINTWISE_RELU_BWD && mode < CUDNN_POINTWISE_CMP_EQ;
+  if (backward) {  // x is what went forward, b the gradient that comes back
+    return {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+            CUDNN_ATTR_OPERATION_POINTWISE_DYDESC,
+            CUDNN_ATTR_OPERATION_POINTWISE_DXDESC};
+  }
+  return {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+          CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+          CUDNN_ATTR_OPERATION_POINTWISE_YDESC};
+}
+
+}  // namespace
+
+cudnnDataType_t data_type(DType dtype) {
+  return dtype == DType::kFloat16    ? CUDNN_DATA_HALF
+         : dtype == DType::kBFloat16 ? CUDNN_DATA_BFLOAT16
+                                     : CUDNN_DATA_FLOAT;
+}
+
+int64_t Graph::add_tensor(
+    const Shape& dims, const Shape& strides, cudnnDataType_t type, Place place, int64_t alignment) {
+  const int64_t id = static_cast<int64_t>(tensors_.size()) + 1;
+  Descriptor d(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  d.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, std::vector{type});
+  d.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, dims);
+  d.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides);
+  d.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, std::vector<int64_t>{id});
+  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, std::vector{alignment});
+  if (place == Place::kInner) {
+    d.set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, true);
+  }
+  if (place == Place::kHost) {
+    d.set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, true);
+  }
+  d.finalize();
+  tensors_.push_back(std::move(d));
+  return id;
+}
+
+int64_t Graph::tensor(const Shape& dims,
+                      const Shape& strides,
+                      cudnnDataType_t type,
+                      int64_t alignment) {
+  return add_tensor(dims, strides, type, Place::kMemory, alignment);
+}
+
+int64_t Graph::inner(const Shape& dims, cudnnDataType_t type, const Shape& strides) {
+  return add_tensor(
+      dims, strides.empty() ? row_major_strides(dims) : strides, type, Place::kInner, 16);
+}
+
+int64_t Graph::scalar(size_t ndim) {
+  const Shape ones(ndim, 1);
+  return add_tensor(ones, ones, CUDNN_DATA_FLOAT, Place::kHost, sizeof(float));
+}
+
+void Graph::pointwise(cudnnPointwiseMode_t mode,
+                      const std::vector<int64_t>& inputs,
+                      int64_t y,
+                      int64_t axis) {
+  Descriptor maths(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  maths.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, std::vector{mode});
+  maths.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, std::vector{CUDNN_DATA_FLOAT});
+  if (axis >= 0) {
+    maths.set(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, std::vector{axis});
+  }
+  maths.finalize();
+  const PointwiseNames names = pointwise_names(mode);
+  Descriptor operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  operation.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, maths);
+  operation.set(names.first, descriptor(inputs.at(0)));
+  if (inputs.size() > 1) {
+    operation.set(names.second, descriptor(inputs[1]));
+  }
+  if (inputs.size() > 2) {
+    operation.set(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, descriptor(inputs[2]));
+  }
+  operation.set(names.y, descriptor(y));
+  operation.finalize();
+  add(std::move(operation));
+}
+
+void Graph::matmul(int64_t a, int64_t b, int64_t c) {
+  Descriptor maths(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+  maths.set(CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, std::vector{CUDNN_DATA_FLOAT});
+  maths.finalize();
+  Descriptor operation(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+  operation.set(CUDNN_ATTR_OPERATION_MATMUL_DESC, maths);
+  operation.set(CUDNN_ATTR_OPERATION_MATMUL_ADESC, descriptor(a));
+  operation.set(CUDNN_ATTR_OPERATION_MATMUL_BDESC, descriptor(b));
+  operation.set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, descriptor(c));
+  operation.finalize();
+  add(std::move(operation));
+}
+
+void Graph::reduction(cudnnReduceTensorOp_t op, int64_t x, int64_t y) {
+  Descriptor maths(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+  maths.set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, std::vector{op});
+  maths.set(CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, std::vector{CUDNN_DATA_FLOAT});
+  maths.finalize();
+  Descriptor operation(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+  operation.set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, maths);
+  operation.set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, descriptor(x));
+  operation.set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, descriptor(y));
+  operation.finalize();
+  add(std::move(operation));
+}
+
+void Graph::reshape(int64_t x, int64_t y) {
+  Descriptor operation(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+  operation.set(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, descriptor(x));
+  operation.set(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, descriptor(y));
+  operation.finalize();
+  add(std::move(operation));
+}
+
+Descriptor Graph::build(const Target& target) const {
+  std::vector<cudnnBackendDescriptor_t> operations;
+  for (const Descriptor& operation : operations_) {
+    operations.push_back(operation.get());
+  }
+  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  if (target.handle != nullptr) {
+    graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, std::vector{target.handle});
+  }
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations);
+  graph.finalize();
+  return graph;
+}
+
+std::vector<Candidate> candidates(const Descriptor& graph,
+                                  const Target& target,
+                                  const EngineRules& rules) {
+  std::vector<Candidate> found;
+  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+    const std::vector<Descriptor> configs = proposals(graph, target, mode);
+    for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
+      if (!allowed(configs[i], rules)) {
+        continue;
+      }
+      std::optional<Candidate> candidate =
+          try_plan(concat(mode == CUDNN_HEUR_MODE_A ? "A" : "F", i), configs[i], target, rules);
+      if (candidate) {
+        found.push_back(std::move(*candidate));
+      }
+    }
+    if (!found.empty()) {
+      break;
+    }
+  }
+  return found;
+}
+
+void PlannedGraph::execute(CudaContext& context,
+                           const Descriptor& plan,
+                           const Pointers& pointers,
+                           std::span<std::byte> workspace) {
+  std::vector<int64_t> ids;
+  std::vector<void*> addresses;
+  for (const auto& [id, address] : pointers) {
+    ids.push_back(id);
+    addresses.push_back(const_cast<void*>(address));
+  }
+  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, addresses);
+  pack.set(
+      CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, std::vector<void*>{workspace.data()});
+  pack.finalize();
+  TRAINRT_CUDA_CHECK(cudnnBackendExecute(context.cudnn(), plan.get(), pack.get()));
+}
+
+float PlannedGraph::milliseconds(CudaContext& context,
+                                 const Descriptor& plan,
+                                 const Pointers& pointers,
+                                 std::span<std::byte> workspace) {
+  cuda::Event begin, end;
+  TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(begin.put(), cudaEventDefault));
+  TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(end.put(), cudaEventDefault));
+  execute(context, plan, pointers, workspace);  // once for what the first run makes ready
+  TRAINRT_CUDA_CHECK(cudaEventRecord(begin.get(), context.cuda_stream()));
+  for (int i = 0; i < kMeasuredRuns; ++i) {
+    execute(context, plan, pointers, workspace);
+  }
+  TRAINRT_CUDA_CHECK(cudaEventRecord(end.get(), context.cuda_stream()));
+  TRAINRT_CUDA_CHECK(cudaEventSynchronize(end.get()));
+  float elapsed = 0;
+  TRAINRT_CUDA_CHECK(cudaEventElapsedTime(&elapsed, begin.get(), end.get()));
+  return elapsed;
+}
+
+void PlannedGraph::choose(CudaContext& context,
+                          const Graph& graph,
+                          const Pointers& pointers,
+                          std::span<std::byte> workspace) {
+  const EngineRules rules{
+      context.deterministic(), is_fp32_ && !context.tf32(), static_cast<int64_t>(workspace.size())};
+  const Target target{context.cudnn()};
+  std::vector<Candidate> all = candidates(graph.build(target), target, rules);
+  asked_ = true;
+  if (all.empty()) {
+    return;
+  }
+  size_t best = 0;
+  if (all.size() > 1 && !rules.deterministic) {
+    // All that the choice depends on.
+    const std::string problem = concat(context.device_name(),
+                                       "|cuDNN ",
+                                       cudnnGetVersion(),
+                                       "|",
+                                       key_,
+                                       is_fp32_ && !rules.exact_fp32 ? " tf32 " : " ",
+                                       rules.workspace);
+    const std::optional<std::string> known = context.algorithms().find(problem);
+    const auto at = std::find_if(all.begin(), all.end(), [&](const Candidate& candidate) {
+      return candidate.name == known;
+    });
+    if (at != all.end()) {
+      best = static_cast<size_t>(at - all.begin());
+    } else {
+      std::vector<float> times;
+      for (const Candidate& candidate : all) {
+        times.push_back(milliseconds(context, candidate.plan, pointers, workspace));
+      }
+      best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
+      context.algorithms().keep(problem, all[best].name);
+    }
+  }
+  plan_ = std::make_unique<Descriptor>(std::move(all[best].plan));
+}
+
+}  // namespace trainrt::cudnn
