@@ -179,10 +179,6 @@ ConvolutionPlan::ConvolutionPlan(const OpContext& op) : impl_(std::make_unique<I
 
 ConvolutionPlan::~ConvolutionPlan() = default;
 
-Graph ConvolutionPlan::graph() const {
-  return impl_->graph();
-}
-
 bool ConvolutionPlan::run(KernelContext& context) {
   Impl& p = *impl_;
   std::byte* room = context.workspace().data();

@@ -22,7 +22,6 @@ class ConvolutionPlan {
 
   // False: no engine can; nothing was done. The answer is the same at every call.
   bool run(KernelContext& context);
-  Graph graph() const;
 
  private:
   struct Impl;

@@ -42,15 +42,10 @@ bool allowed(const Descriptor& config, const EngineRules& rules) {
 // The plan of an engine, if it works on this device and within the workspace.
 std::optional<Candidate> try_plan(std::string name,
                                   const Descriptor& config,
-                                  const Target& target,
+                                  cudnnHandle_t handle,
                                   const EngineRules& rules) {
   Candidate candidate{std::move(name), Descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)};
-  if (target.description != nullptr) {
-    candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, *target.description);
-  } else {
-    candidate.plan.set(
-        CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{target.handle});
-  }
+  candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{handle});
   candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
   const cudnnStatus_t status = cudnnBackendFinalize(candidate.plan.get());
   if (status == CUDNN_STATUS_ALLOC_FAILED) {
@@ -72,15 +67,10 @@ std::optional<Candidate> try_plan(std::string name,
   return candidate;
 }
 
-std::vector<Descriptor> proposals(const Descriptor& graph,
-                                  const Target& target,
-                                  cudnnBackendHeurMode_t mode) {
+std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
   Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
   heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, std::vector{mode});
-  if (target.description != nullptr) {
-    heuristic.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, *target.description);
-  }
   std::vector<Descriptor> configs;
   const cudnnStatus_t status = cudnnBackendFinalize(heuristic.get());
   if (status == CUDNN_STATUS_ALLOC_FAILED) {
@@ -237,32 +227,30 @@ void Graph::reshape(int64_t x, int64_t y) {
   add(std::move(operation));
 }
 
-Descriptor Graph::build(const Target& target) const {
+Descriptor Graph::build(cudnnHandle_t handle) const {
   std::vector<cudnnBackendDescriptor_t> operations;
   for (const Descriptor& operation : operations_) {
     operations.push_back(operation.get());
   }
   Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  if (target.handle != nullptr) {
-    graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, std::vector{target.handle});
-  }
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, std::vector{handle});
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations);
   graph.finalize();
   return graph;
 }
 
 std::vector<Candidate> candidates(const Descriptor& graph,
-                                  const Target& target,
+                                  cudnnHandle_t handle,
                                   const EngineRules& rules) {
   std::vector<Candidate> found;
   for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    const std::vector<Descriptor> configs = proposals(graph, target, mode);
+    const std::vector<Descriptor> configs = proposals(graph, mode);
     for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
       if (!allowed(configs[i], rules)) {
         continue;
       }
       std::optional<Candidate> candidate =
-          try_plan(concat(mode == CUDNN_HEUR_MODE_A ? "A" : "F", i), configs[i], target, rules);
+          try_plan(concat(mode == CUDNN_HEUR_MODE_A ? "A" : "F", i), configs[i], handle, rules);
       if (candidate) {
         found.push_back(std::move(*candidate));
       }
@@ -318,8 +306,8 @@ void PlannedGraph::choose(CudaContext& context,
                           std::span<std::byte> workspace) {
   const EngineRules rules{
       context.deterministic(), is_fp32_ && !context.tf32(), static_cast<int64_t>(workspace.size())};
-  const Target target{context.cudnn()};
-  std::vector<Candidate> all = candidates(graph.build(target), target, rules);
+  const cudnnHandle_t handle = context.cudnn();
+  std::vector<Candidate> all = candidates(graph.build(handle), handle, rules);
   asked_ = true;
   if (all.empty()) {
     return;

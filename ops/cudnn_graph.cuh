@@ -56,13 +56,6 @@ class Descriptor {
 
 cudnnDataType_t data_type(DType dtype);
 
-// For what plans are made: a GPU, or the description of one. cuDNN (from 9.8) makes plans for a
-// described GPU without having it, so that tests can ask the real library what it takes.
-struct Target {
-  cudnnHandle_t handle = nullptr;
-  const Descriptor* description = nullptr;
-};
-
 // Tensors and operations in the order of their making; both are known by the numbers given back.
 class Graph {
  public:
@@ -92,7 +85,7 @@ class Graph {
   const Descriptor& descriptor(int64_t id) const {
     return tensors_.at(static_cast<size_t>(id - 1));
   }
-  Descriptor build(const Target& target) const;
+  Descriptor build(cudnnHandle_t handle) const;
 
  private:
   enum class Place { kMemory, kInner, kHost };
@@ -121,7 +114,7 @@ struct Candidate {
 
 // Engines that cuDNN's heuristics propose for a graph and that keep to the rules, best first.
 std::vector<Candidate> candidates(const Descriptor& graph,
-                                  const Target& target,
+                                  cudnnHandle_t handle,
                                   const EngineRules& rules);
 
 // A graph, and the engine that runs it: of those proposed the one that was fastest in a measurement
