@@ -120,7 +120,7 @@ TEST_P(CudnnLibraryTest, TakesTheConvolutionsOfResNet) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpus,
+INSTANTIATE_TEST_SUITE_P(Architectures,
                          CudnnLibraryTest,
                          ::testing::ValuesIn(kArchitectures),
                          [](const auto& row) { return row.param.name; });
