@@ -1,32 +1,46 @@
-// CUDA kernels of BatchNorm's operators (ops/batch_norm.cc has the formulas). A team of lanes takes
-// the elements of a channel; nothing is added by atomics.
+// CUDA kernels of BatchNorm's operators (ops/batch_norm.cc has the formulas). Nothing is added by
+// atomics.
+//
+// Not through cuDNN: its normalisation takes the statistics of what one call sees, where ours are
+// sums that micro-batches and ranks add up in order before anything is normalised, and its sums
+// alone (GENSTATS) are float32, where the variance is a difference of two.
 #include <cmath>
 
+#include "ops/batch_norm_scratch.h"
 #include "ops/elementwise.cuh"
 #include "ops/launch.cuh"
-#include "ops/spatial.h"
 
 namespace trainrt {
 
 namespace {
 
-// ---- BatchNorm: sums over all but the channel -------------------------------------------------
+// ---- BatchNorm: over images -------------------------------------------------------------------
+
+using batch_norm::DeviceScratch;
 
 struct Image {
   int64_t n, c, s;
   bool columns;  // channels are contiguous
-  TRAINRT_HOST_DEVICE int64_t channel(int64_t i) const { return columns ? i % c : i / s % c; }
+  TRAINRT_HOST_DEVICE int64_t channel(int64_t i) const {
+    const int64_t step = columns ? 1 : s;
+    if (n * c * s <= 0xffffffff) {  // 32-bit divisions take a fraction of the time
+      const uint32_t at = static_cast<uint32_t>(i) / static_cast<uint32_t>(step);
+      return at % static_cast<uint32_t>(c);
+    }
+    return i / step % c;
+  }
   // Element i of the n * s of a channel.
   TRAINRT_HOST_DEVICE int64_t at(int64_t channel, int64_t i) const {
     return columns ? i * c + channel : (i / s * c + channel) * s + i % s;
   }
 };
 
-Image image_of(const KernelContext& context) {
-  const bool last = context.attributes().get_string("layout", "nchw") == "nhwc";
-  const ImageShape image = image_shape(context.input_shape(0), last);
-  const int64_t s = num_elements(image.spatial);
-  return {image.n, image.c, s, last || s == 1};
+Image image_of(const DeviceScratch& scratch) {
+  return {scratch.n, scratch.c, scratch.s, scratch.columns};
+}
+
+DeviceScratch scratch_of(const KernelContext& context) {
+  return {context.input_shape(0), context.attributes()};
 }
 
 // Mean and 1 / standard deviation of a channel, from sums of x and x^2.
@@ -52,17 +66,48 @@ ChannelStatistics statistics_of(const KernelContext& context, int input, int64_t
 }
 
 // What BatchNormApply makes of an element before the ReLU; again from x in the gradients, by the
-// same arithmetic.
-template <typename T>
+// same arithmetic. Its numbers of a channel are computed once, not by every element.
+template <typename C>
 struct Affine {
+  C *mean, *factor, *shift;
+  TRAINRT_HOST_DEVICE C operator()(C x, int64_t channel) const {
+    return (x - mean[channel]) * factor[channel] + shift[channel];
+  }
+};
+
+template <typename T>
+struct MakeAffine {
   using C = ComputeOf<T>;
   ChannelStatistics statistics;
   const T *scale, *bias;
-  TRAINRT_HOST_DEVICE C operator()(C x, int64_t channel) const {
-    const C factor = static_cast<C>(statistics.inv(channel)) * to_compute<C>(scale[channel]);
-    return (x - static_cast<C>(statistics.mean(channel))) * factor + to_compute<C>(bias[channel]);
+  Affine<C> made;
+  TRAINRT_HOST_DEVICE void operator()(int64_t channel) const {
+    made.mean[channel] = static_cast<C>(statistics.mean(channel));
+    made.factor[channel] = static_cast<C>(statistics.inv(channel)) * to_compute<C>(scale[channel]);
+    made.shift[channel] = to_compute<C>(bias[channel]);
   }
 };
+
+// Array `which` of the workspace's first ones.
+template <typename C>
+C* coefficients(const KernelContext& context, int64_t c, int which) {
+  return reinterpret_cast<C*>(reinterpret_cast<double*>(context.workspace().data()) + which * c);
+}
+
+template <typename T>
+Affine<ComputeOf<T>> make_affine(KernelContext& context,
+                                 const ChannelStatistics& statistics,
+                                 int scale,
+                                 int bias) {
+  using C = ComputeOf<T>;
+  const int64_t c = statistics.c;
+  const Affine<C> made{coefficients<C>(context, c, 0),
+                       coefficients<C>(context, c, 1),
+                       coefficients<C>(context, c, 2)};
+  launch(
+      context, c, MakeAffine<T>{statistics, context.input<T>(scale), context.input<T>(bias), made});
+  return made;
+}
 
 bool has_relu(const KernelContext& context) {
   return context.attributes().get_int("relu", 0) != 0;
@@ -72,43 +117,109 @@ struct Pair {
   double a, b;
 };
 
-// Sums of x and x^2, or of dy and dy h, of a channel. In double: the variance is a difference.
+// Terms of the sums of x and x^2, or of dy and dy h, of a channel. In double: the variance is a
+// difference.
 template <typename T>
-struct ChannelSums {
+struct ChannelTerms {
   using C = ComputeOf<T>;
   Image v;
   const T *first, *x;  // x: null for the moments
   ChannelStatistics statistics;
   bool relu;  // only what passed it
-  Affine<T> affine;
+  Affine<C> affine;
+
+  struct Center {
+    double mean, inv;
+  };
+  TRAINRT_HOST_DEVICE Center center(int64_t channel) const {
+    return x == nullptr ? Center{0, 1} : Center{statistics.mean(channel), statistics.inv(channel)};
+  }
+  TRAINRT_HOST_DEVICE Pair term(int64_t channel, int64_t at, const Center& center) const {
+    double value = to_compute<double>(first[at]);
+    if (relu && !(affine(to_compute<C>(x[at]), channel) > C(0))) {
+      value = 0;
+    }
+    return {
+        value,
+        value * (x == nullptr ? value : (to_compute<double>(x[at]) - center.mean) * center.inv)};
+  }
+};
+
+// A team per channel.
+template <typename T>
+struct ChannelSums {
+  ChannelTerms<T> terms;
   double* out;
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t channel) const {
-    const ChannelSums& self = *this;
-    const double mean = x == nullptr ? 0 : statistics.mean(channel);
-    const double inv = x == nullptr ? 1 : statistics.inv(channel);
+    const ChannelTerms<T>& t = terms;
+    const auto center = t.center(channel);
     const Pair sums = team.reduce(
-        v.n * v.s,
+        t.v.n * t.v.s,
         Pair{0, 0},
-        [&self, channel, mean, inv](int64_t i) {
-          const int64_t at = self.v.at(channel, i);
-          double value = to_compute<double>(self.first[at]);
-          if (self.relu && !(self.affine(to_compute<C>(self.x[at]), channel) > C(0))) {
-            value = 0;
-          }
-          return Pair{
-              value,
-              value * (self.x == nullptr ? value : (to_compute<double>(self.x[at]) - mean) * inv)};
-        },
+        [&t, channel, center](int64_t i) { return t.term(channel, t.v.at(channel, i), center); },
         [](const Pair& p, const Pair& q) {
           return Pair{p.a + q.a, p.b + q.b};
         });
     if (team.leads()) {
       out[channel] = sums.a;
-      out[v.c + channel] = sums.b;
+      out[t.v.c + channel] = sums.b;
     }
   }
 };
+
+// Neighbouring threads take neighbouring channels, each a segment of the rows, so that reads are
+// whole; the segments' sums, [segment][2][channel], are added in order.
+template <typename T>
+struct ColumnSums {
+  ChannelTerms<T> terms;
+  int64_t segment_rows;
+  double* partial;
+  TRAINRT_HOST_DEVICE void operator()(int64_t index) const {
+    const int64_t c = terms.v.c, rows = terms.v.n * terms.v.s;
+    const int64_t segment = index / c, channel = index % c, first = segment * segment_rows;
+    const int64_t end = first + segment_rows < rows ? first + segment_rows : rows;
+    const auto center = terms.center(channel);
+    Pair sums{0, 0};
+    for (int64_t row = first; row < end; ++row) {
+      const Pair term = terms.term(channel, row * c + channel, center);
+      sums.a += term.a;
+      sums.b += term.b;
+    }
+    partial[2 * segment * c + channel] = sums.a;
+    partial[(2 * segment + 1) * c + channel] = sums.b;
+  }
+};
+
+struct AddSegments {
+  const double* partial;
+  int64_t segments, stride;
+  double* out;
+  TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
+    double sum = 0;
+    for (int64_t segment = 0; segment < segments; ++segment) {
+      sum += partial[segment * stride + i];
+    }
+    out[i] = sum;
+  }
+};
+
+template <typename T>
+void sum_channels(KernelContext& context,
+                  const DeviceScratch& scratch,
+                  const ChannelTerms<T>& terms) {
+  double* out = context.output<double>(0);
+  const int64_t rows = scratch.n * scratch.s;
+  if (!scratch.columns) {
+    launch_teams(context, scratch.c, rows, ChannelSums<T>{terms, out});
+    return;
+  }
+  double* partial = reinterpret_cast<double*>(context.workspace().data()) +
+                    DeviceScratch::kCoefficients * scratch.c;
+  const int64_t segment_rows = (rows + scratch.segments - 1) / scratch.segments;
+  launch(context, scratch.segments * scratch.c, ColumnSums<T>{terms, segment_rows, partial});
+  launch(context, 2 * scratch.c, AddSegments{partial, scratch.segments, 2 * scratch.c, out});
+}
 
 template <typename T>
 struct BatchNormElement {
@@ -116,7 +227,7 @@ struct BatchNormElement {
   Image v;
   const T *x, *residual;
   T* y;
-  Affine<T> affine;
+  Affine<C> affine;
   bool relu;
   TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
     C h = affine(to_compute<C>(x[i]), v.channel(i));
@@ -127,94 +238,124 @@ struct BatchNormElement {
   }
 };
 
+// dx = factor (dy - (x slope + shift)), numbers of a channel again.
+template <typename C>
+struct Slopes {
+  C *factor, *slope, *shift;
+};
+
+template <typename T>
+struct MakeSlopes {
+  using C = ComputeOf<T>;
+  ChannelStatistics statistics;
+  const T* scale;
+  const double* sums;
+  bool fixed;
+  Slopes<C> made;
+  TRAINRT_HOST_DEVICE void operator()(int64_t channel) const {
+    const double inv = statistics.inv(channel), mean = statistics.mean(channel);
+    const double slope = fixed ? 0 : inv * sums[statistics.c + channel] / statistics.count;
+    const double shift = fixed ? 0 : sums[channel] / statistics.count - mean * slope;
+    made.factor[channel] = static_cast<C>(to_compute<double>(scale[channel]) * inv);
+    made.slope[channel] = static_cast<C>(slope);
+    made.shift[channel] = static_cast<C>(shift);
+  }
+};
+
 template <typename T>
 struct BatchNormInputGradElement {
   using C = ComputeOf<T>;
   Image v;
-  const T *dy, *x, *scale;
-  const double* sums;
+  const T *dy, *x;
   T* dx;
-  ChannelStatistics statistics;
-  bool fixed;
   bool relu;
-  Affine<T> affine;
+  Affine<C> affine;
+  Slopes<C> slopes;
   TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
     const int64_t channel = v.channel(i);
     const C value = to_compute<C>(x[i]);
     const bool passed = !relu || affine(value, channel) > C(0);
     const C grad = passed ? to_compute<C>(dy[i]) : C(0);
-    const double inv = statistics.inv(channel), mean = statistics.mean(channel);
-    const double slope = fixed ? 0 : inv * sums[v.c + channel] / statistics.count;
-    const double shift = fixed ? 0 : sums[channel] / statistics.count - mean * slope;
-    const C factor = static_cast<C>(to_compute<double>(scale[channel]) * inv);
-    dx[i] =
-        to_storage<T>(factor * (grad - (value * static_cast<C>(slope) + static_cast<C>(shift))));
+    dx[i] = to_storage<T>(slopes.factor[channel] *
+                          (grad - (value * slopes.slope[channel] + slopes.shift[channel])));
   }
 };
 
 void moments_cuda(KernelContext& context) {
-  const Image v = image_of(context);
+  const DeviceScratch scratch = scratch_of(context);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    launch_teams(
-        context,
-        v.c,
-        v.n * v.s,
-        ChannelSums<T>{v, context.input<T>(0), nullptr, {}, false, {}, context.output<double>(0)});
+    sum_channels(context,
+                 scratch,
+                 ChannelTerms<T>{image_of(scratch), context.input<T>(0), nullptr, {}, false, {}});
   });
 }
 
 void grad_sums_cuda(KernelContext& context) {
-  const Image v = image_of(context);
-  const ChannelStatistics statistics = statistics_of(context, 2, v.c);
+  const DeviceScratch scratch = scratch_of(context);
+  const ChannelStatistics statistics = statistics_of(context, 2, scratch.c);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    launch_teams(context,
-                 v.c,
-                 v.n * v.s,
-                 ChannelSums<T>{v,
-                                context.input<T>(0),
-                                context.input<T>(1),
-                                statistics,
-                                has_relu(context),
-                                {statistics, context.input<T>(3), context.input<T>(4)},
-                                context.output<double>(0)});
+    Affine<ComputeOf<T>> affine{};
+    if (has_relu(context)) {
+      affine = make_affine<T>(context, statistics, 3, 4);
+    }
+    sum_channels(context,
+                 scratch,
+                 ChannelTerms<T>{image_of(scratch),
+                                 context.input<T>(0),
+                                 context.input<T>(1),
+                                 statistics,
+                                 has_relu(context),
+                                 affine});
   });
 }
 
 void apply_cuda(KernelContext& context) {
-  const Image v = image_of(context);
+  const DeviceScratch scratch = scratch_of(context);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
     launch(context,
-           v.n * v.c * v.s,
-           BatchNormElement<T>{
-               v,
-               context.input<T>(0),
-               context.input<T>(4),
-               context.output<T>(0),
-               {statistics_of(context, 1, v.c), context.input<T>(2), context.input<T>(3)},
-               has_relu(context)});
+           scratch.n * scratch.c * scratch.s,
+           BatchNormElement<T>{image_of(scratch),
+                               context.input<T>(0),
+                               context.input<T>(4),
+                               context.output<T>(0),
+                               make_affine<T>(context, statistics_of(context, 1, scratch.c), 2, 3),
+                               has_relu(context)});
   });
 }
 
 void input_grad_cuda(KernelContext& context) {
-  const Image v = image_of(context);
-  const ChannelStatistics statistics = statistics_of(context, 3, v.c);
+  const DeviceScratch scratch = scratch_of(context);
+  const int64_t c = scratch.c;
+  const ChannelStatistics statistics = statistics_of(context, 3, c);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
+    using C = ComputeOf<T>;
+    Affine<C> affine{};
+    if (has_relu(context)) {
+      affine = make_affine<T>(context, statistics, 2, 5);
+    }
+    const Slopes<C> slopes{coefficients<C>(context, c, 3),
+                           coefficients<C>(context, c, 4),
+                           coefficients<C>(context, c, 5)};
     launch(context,
-           v.n * v.c * v.s,
-           BatchNormInputGradElement<T>{v,
+           c,
+           MakeSlopes<T>{statistics,
+                         context.input<T>(2),
+                         context.input<double>(4),
+                         context.attributes().get_int("fixed", 0) != 0,
+                         slopes});
+    launch(context,
+           scratch.n * c * scratch.s,
+           BatchNormInputGradElement<T>{image_of(scratch),
                                         context.input<T>(0),
                                         context.input<T>(1),
-                                        context.input<T>(2),
-                                        context.input<double>(4),
                                         context.output<T>(0),
-                                        statistics,
-                                        context.attributes().get_int("fixed", 0) != 0,
                                         has_relu(context),
-                                        {statistics, context.input<T>(2), context.input<T>(5)}});
+                                        affine,
+                                        slopes});
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "ops/batch_norm.h"
+#include "ops/batch_norm_scratch.h"
 #include "ops/rows.h"
 #include "ops/spatial.h"
 
@@ -370,7 +371,8 @@ void input_grad_plain(KernelContext& op) {
 }  // namespace
 
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
-  return spec.backend == Backend::kCpu ? workspace_bytes(op) : 0;
+  return spec.backend == Backend::kCpu ? workspace_bytes(op)
+                                       : DeviceScratch(op.input_shape(0), op.attributes()).bytes();
 }
 
 void moments(KernelContext& op) {

@@ -12,6 +12,7 @@
 #include "graph/autodiff.h"
 #include "graph/passes/layout.h"
 #include "ops/broadcast.h"
+#include "ops/reduce_segments.h"
 
 namespace trainrt::reduce {
 
@@ -262,10 +263,13 @@ void run_fast(KernelContext& context, const Loops& loops) {
 
 namespace {
 
-int64_t workspace(const OpContext& op) {
+int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
   const Shape& shape = op.input_shape(0);
   const Walk walk = make_walk(shape, axes_of(op.attributes(), static_cast<int>(shape.size())));
-  return walk.segments > 1 ? walk.segments * walk.num_outputs * kMaxAccumulatorBytes : 0;
+  const int64_t segments = spec.backend == Backend::kCuda
+                               ? device_segments(walk.num_outputs, walk.count, !walk.inner_reduced)
+                               : walk.segments;
+  return segments > 1 ? segments * walk.num_outputs * kMaxAccumulatorBytes : 0;
 }
 
 TensorTypes types(const OpContext& op) {
@@ -362,7 +366,7 @@ OpDef form(std::string name, bool sharded, ReductionKind kind) {
   op.sharding = [sharded, kind](const OpContext& context) {
     return reduce::sharding(context, sharded, kind);
   };
-  op.workspace = [](const OpContext& context, const DeviceSpec&) { return workspace(context); };
+  op.workspace = workspace;
   op.upgrade = upgrade;
   op.cheap = true;
   RegisterImageRule(op.name, {ImageForm::kAxes});

@@ -11,6 +11,7 @@
 #include "ops/elementwise.cuh"
 #include "ops/reduce.cuh"
 #include "ops/reduce_rules.h"
+#include "ops/reduce_segments.h"
 
 namespace trainrt {
 
@@ -106,17 +107,16 @@ template <typename R, typename S, typename A>
 void reduce_as(KernelContext& context) {
   const ReductionWalk walk =
       reduction_walk(context.input_shape(0), context.attributes().get_ints("axes"));
-  // The workspace that ops/reduce.cc asks for holds at least this many partial results.
-  constexpr int64_t kSegmentElements = 1 << 14;
+  const bool columns = walk.num_kept > 0 && walk.kept_strides[walk.num_kept - 1] == 1 &&
+                       walk.kept_dims[walk.num_kept - 1] >= 32;
+  // Partial results lie in the workspace.
   const int64_t room = static_cast<int64_t>(context.workspace().size() / sizeof(A)) /
                        std::max<int64_t>(1, walk.outputs);
-  const int64_t wanted = (walk.count + kSegmentElements - 1) / kSegmentElements;
+  const int64_t wanted = reduce::device_segments(walk.outputs, walk.count, columns);
   const int64_t segments = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, room));
   const int64_t segment_size = (walk.count + segments - 1) / std::max<int64_t>(1, segments);
   const double count = static_cast<double>(context.attributes().get_int("count", walk.count));
   A* partial = reinterpret_cast<A*>(context.workspace().data());
-  const bool columns = walk.num_kept > 0 && walk.kept_strides[walk.num_kept - 1] == 1 &&
-                       walk.kept_dims[walk.num_kept - 1] >= 32;
   if (columns) {
     launch(context,
            walk.outputs * segments,

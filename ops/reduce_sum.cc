@@ -37,6 +37,10 @@ OpDef sum_op() {
   };
   op.gradient = [](GradientBuilder& g) { spread(g, 1); };
   op.examples = reduce::examples(-1, 1);
+  op.examples.push_back(
+      {.name = "many rows of many columns",
+       .attributes = {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}},
+       .inputs = {{DType::kFloat32, {100, 40}}}});
   return op;
 }
 

@@ -195,6 +195,12 @@ TEST_F(CudaRanksRun, AFailureOnOneGpuEndsAllWithoutALeak) {
   expect_clean_failures([&] { train(path, devices, kShortStep); }, 5, 67);
 }
 
+TEST_F(CudaRanksRun, AFailureOnOneOfFourGpusEndsAllWithoutALeak) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  const Words devices = gpus(4, {"--dp", "2", "--tp", "2"});
+  expect_clean_failures([&] { train(path, devices, kShortStep); }, 7, 211);
+}
+
 class LongCudaRanksTest : public CudaRanksRun {};
 
 TEST_F(LongCudaRanksTest, EveryCallsFailureInAPipelineEndsAllWithoutALeak) {

@@ -91,6 +91,20 @@ TEST_F(CudaTrainingTest, ActivationsJoinTheirProducts) {
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
 }
 
+// Scores never reach memory in bfloat16: cuDNN's fused engines take the attention of Transformers.
+TEST_F(CudaTrainingTest, AttentionIsFusedInBfloat16) {
+  const std::vector<std::string> steps = {
+      "--steps", "2", "--batch-size", "4", "--precision", "bf16"};
+  for (const char* family : {"gpt2", "llama"}) {
+    SCOPED_TRACE(family);
+    const std::string path = model(family, kTinyGpt);
+    expect_near(train(path, kGpu, steps), train(path, kCpu, steps), 2e-3);
+    EXPECT_GT(cuda_double::num_graphs("log"), 0);
+    EXPECT_GT(cuda_double::num_graphs("identity"), 0);
+    cuda_double::reset();
+  }
+}
+
 // What cuDNN's engines take is measured in the first run and read from the file in the next.
 TEST_F(CudaTrainingTest, AlgorithmsAreMeasuredOncePerShape) {
   const std::string path = model("lenet", {});
@@ -127,6 +141,13 @@ TEST_F(CudaTrainingTest, AFailureOfAnyCallEndsInOneErrorWithoutALeak) {
   expect_clean_failures([&] { train(path, kGpu, steps); }, 1, 37);
 }
 
+TEST_F(CudaTrainingTest, AFailureOfAnyCallOfFusedAttentionEndsInOneError) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const std::vector<std::string> steps = {
+      "--steps", "1", "--batch-size", "2", "--precision", "bf16"};
+  expect_clean_failures([&] { train(path, kGpu, steps); }, 3, 97);
+}
+
 TEST_F(CudaTrainingTest, ImpossibleDevicesAreRefusedWithTheReason) {
   const std::string path = model("mlp", {});
   const auto message_of = [&](const std::string& devices) -> std::string {
@@ -156,6 +177,13 @@ class LongCudaTest : public CudaTrainingTest {};
 TEST_F(LongCudaTest, EveryCallsFailureEndsInOneErrorWithoutALeak) {
   const std::string path = model("lenet", {});
   const std::vector<std::string> steps = {"--steps", "1", "--batch-size", "2"};
+  expect_clean_failures([&] { train(path, kGpu, steps); }, 1, 1);
+}
+
+TEST_F(LongCudaTest, EveryCallsFailureWithFusedAttentionEndsInOneError) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const std::vector<std::string> steps = {
+      "--steps", "1", "--batch-size", "2", "--precision", "bf16"};
   expect_clean_failures([&] { train(path, kGpu, steps); }, 1, 1);
 }
 
