@@ -145,14 +145,56 @@ struct CastElement {
   }
 };
 
+// Several elements in one load and one store, as parameters and their gradients are cast in every
+// step.
+template <typename From, typename To>
+struct CastPack {
+  const From* from;
+  To* to;
+  int64_t n;
+  TRAINRT_HOST_DEVICE void operator()(int64_t pack) const {
+    constexpr int kPack = elementwise::kPack;
+    const int64_t first = pack * kPack;
+    if (first + kPack > n) {
+      for (int64_t i = first; i < n; ++i) {
+        CastElement<From, To>{from, to}(i);
+      }
+      return;
+    }
+    const auto loaded = *reinterpret_cast<const elementwise::Pack<From>*>(from + first);
+    elementwise::Pack<To> result;
+    for (int i = 0; i < kPack; ++i) {
+      CastElement<From, To>{loaded.values, result.values}(i);
+    }
+    *reinterpret_cast<elementwise::Pack<To>*>(to + first) = result;
+  }
+};
+
+template <typename T>
+constexpr bool kIsStoredFloat = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                                std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
+
 void cast_cuda(KernelContext& context) {
+  const int64_t n = num_elements(context.output_shape(0));
   dispatch_all(context.input_dtype(0), [&](auto from_tag) {
     dispatch_all(context.output_dtype(0), [&](auto to_tag) {
       using From = decltype(from_tag);
       using To = decltype(to_tag);
-      launch(context,
-             num_elements(context.output_shape(0)),
-             CastElement<From, To>{context.input<From>(0), context.output<To>(0)});
+      const From* from = context.input<From>(0);
+      To* to = context.output<To>(0);
+      if constexpr (kIsStoredFloat<From> && kIsStoredFloat<To>) {
+        const auto aligned = [](const void* data, size_t bytes) {
+          return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+        };
+        if (aligned(from, sizeof(elementwise::Pack<From>)) &&
+            aligned(to, sizeof(elementwise::Pack<To>))) {
+          launch(context,
+                 (n + elementwise::kPack - 1) / elementwise::kPack,
+                 CastPack<From, To>{from, to, n});
+          return;
+        }
+      }
+      launch(context, n, CastElement<From, To>{from, to});
     });
   });
 }

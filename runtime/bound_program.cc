@@ -48,7 +48,7 @@ class Binder {
     result.virtual_stage = source.virtual_stage;
     result.nodes.reserve(source.nodes.size());
     for (const NodeId id : source.nodes) {
-      if (!join_last(result.nodes, id)) {
+      if (!join_producer(result.nodes, id)) {
         result.nodes.push_back(node(id));
       }
       const std::vector<ValueId>& outputs = variant_.graph.node(id).outputs;
@@ -81,33 +81,49 @@ class Binder {
            bound_.memory.absolute_offset(at, 0);
   }
 
-  // Lets the last node do the work of node `id` too, where the device has a kernel for the pair.
-  bool join_last(std::vector<BoundNode>& nodes, NodeId id) const {
-    if (nodes.empty() || !nodes.back().kernel || nodes.back().joined != nullptr) {
-      return false;
-    }
-    BoundNode& last = nodes.back();
+  // Lets a node before `id` that makes one of its inputs do its work too, where the device has a
+  // kernel for the pair. Between the two there may be nodes that share no memory with what moves.
+  bool join_producer(std::vector<BoundNode>& nodes, NodeId id) const {
+    constexpr size_t kReach = 8;  // a weight's gradient, its sum of squares and the like
     const Node& node = variant_.graph.node(id);
-    const auto at = std::find(node.inputs.begin(), node.inputs.end(), last.node->outputs.at(0));
-    const bool may = has_kernel_pair(last.node->op_type, node.op_type, bound_.program->device);
-    if (!may || last.node->outputs.size() != 1 || node.outputs.size() != 1 ||
-        at == node.inputs.end()) {
+    for (size_t i = nodes.size(); i-- > 0 && nodes.size() - i <= kReach;) {
+      if (!nodes[i].kernel) {
+        return false;  // communication
+      }
+      if (nodes[i].joined != nullptr || nodes[i].node->outputs.size() != 1 ||
+          std::find(node.inputs.begin(), node.inputs.end(), nodes[i].node->outputs[0]) ==
+              node.inputs.end()) {
+        continue;
+      }
+      return join(nodes[i], node, std::span(nodes).subspan(i + 1));
+    }
+    return false;
+  }
+
+  bool join(BoundNode& first, const Node& node, std::span<const BoundNode> between) const {
+    if (!has_kernel_pair(first.node->op_type, node.op_type, bound_.program->device) ||
+        node.outputs.size() != 1) {
       return false;
     }
+    const auto at = std::find(node.inputs.begin(), node.inputs.end(), first.node->outputs[0]);
     BoundNode pair;
-    pair.node = last.node;
+    pair.node = first.node;
     pair.joined = &node;
-    pair.workspace = last.workspace;
-    std::vector<ValueId> inputs = last.node->inputs;
+    pair.workspace = first.workspace;
+    std::vector<ValueId> inputs = first.node->inputs;
     inputs.insert(inputs.end(), node.inputs.begin(), node.inputs.end());
     bind_all(inputs, pair.inputs, pair.patches);
-    bind_all({last.node->outputs[0], node.outputs[0]}, pair.outputs, pair.patches);
+    bind_all({first.node->outputs[0], node.outputs[0]}, pair.outputs, pair.patches);
     const bool keeps = pair.outputs[0].data != pair.outputs[1].data;
-    const size_t joined = last.node->inputs.size() + static_cast<size_t>(at - node.inputs.begin());
-    if (!apart(pair, joined, keeps)) {
+    const size_t num_first = first.node->inputs.size();
+    const size_t joined = num_first + static_cast<size_t>(at - node.inputs.begin());
+    if (!apart(pair, joined, keeps) ||
+        !std::all_of(between.begin(), between.end(), [&](const BoundNode& other) {
+          return passes_by(pair, num_first, other);
+        })) {
       return false;
     }
-    pair.kernel = make_kernel_pair({OpContext(variant_.graph, *last.node),
+    pair.kernel = make_kernel_pair({OpContext(variant_.graph, *first.node),
                                     OpContext(variant_.graph, node),
                                     static_cast<int>(at - node.inputs.begin()),
                                     keeps},
@@ -115,39 +131,66 @@ class Binder {
     if (!pair.kernel) {
       return false;
     }
-    for (const StashPatch& patch : last.patches) {
+    for (const StashPatch& patch : first.patches) {
       if (patch.ref == nullptr) {
         pair.patches.push_back(patch);
       }
     }
-    last = std::move(pair);
+    first = std::move(pair);
     return true;
+  }
+
+  static std::span<const std::byte> bytes(const TensorRef& ref) {
+    return {static_cast<const std::byte*>(ref.data),
+            ref.type == nullptr ? 0 : static_cast<size_t>(ref.type->bytes())};
+  }
+  static bool meet(std::span<const std::byte> a, std::span<const std::byte> b) {
+    return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
   }
 
   // Whether the pair's second output, which is written while the rest is read, lies apart from it:
   // the memory plan saw one node after the other.
   static bool apart(const BoundNode& pair, size_t joined, bool keeps) {
-    const auto bytes = [](const TensorRef& ref) {
-      return std::span(static_cast<const std::byte*>(ref.data),
-                       ref.type == nullptr ? 0 : static_cast<size_t>(ref.type->bytes()));
-    };
     const std::span<const std::byte> y = bytes(pair.outputs[1]);
-    const auto meets = [&y](std::span<const std::byte> other) {
-      return y.data() < other.data() + other.size() && other.data() < y.data() + y.size();
-    };
-    bool apart = !meets(pair.workspace) && (!keeps || !meets(bytes(pair.outputs[0])));
+    bool apart = !meet(y, pair.workspace) && (!keeps || !meet(y, bytes(pair.outputs[0])));
     for (size_t i = 0; i < pair.inputs.size(); ++i) {
-      apart = apart && (i == joined || !meets(bytes(pair.inputs[i])));
+      apart = apart && (i == joined || !meet(y, bytes(pair.inputs[i])));
     }
     return apart;
+  }
+
+  // Whether the pair's second node may run before `other`: it writes nothing that the other one
+  // has or writes, and reads nothing that the other one writes.
+  static bool passes_by(const BoundNode& pair, size_t num_first, const BoundNode& other) {
+    const std::span<const std::byte> y = bytes(pair.outputs[1]);
+    bool free = !meet(y, other.workspace);
+    for (const TensorRef& input : other.inputs) {
+      free = free && !meet(y, bytes(input));
+    }
+    std::vector<std::span<const std::byte>> written = {other.workspace};
+    for (const TensorRef& output : other.outputs) {
+      free = free && !meet(y, bytes(output));
+      written.push_back(bytes(output));
+    }
+    for (size_t i = num_first; i < pair.inputs.size(); ++i) {
+      for (const std::span<const std::byte> part : written) {
+        free = free && !meet(bytes(pair.inputs[i]), part);
+      }
+    }
+    return free;
+  }
+
+  // A kernel that draws is told the step by the host. Attention without dropout has no stream.
+  static bool draws(const Node& node) {
+    return get_op(node.op_type).random && node.attributes.has("rng_stream");
   }
 
   // The host reads the gradient's norm, which ends a segment.
   static void cut(BoundPhase& phase) {
     for (size_t i = 0; i < phase.nodes.size(); ++i) {
       const BoundNode& node = phase.nodes[i];
-      const bool recordable = node.kernel && !get_op(node.node->op_type).random &&
-                              (node.joined == nullptr || !get_op(node.joined->op_type).random);
+      const bool recordable =
+          node.kernel && !draws(*node.node) && (node.joined == nullptr || !draws(*node.joined));
       const bool read = i > 0 && phase.grad_norm_node == i - 1;
       if (phase.segments.empty() || read || phase.segments.back().recordable != recordable) {
         phase.segments.push_back({i, i, recordable, {}});

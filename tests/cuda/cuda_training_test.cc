@@ -89,6 +89,12 @@ TEST_F(CudaTrainingTest, ActivationsJoinTheirProducts) {
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_BIAS), 0);
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_GELU_AUX_BIAS), 0);
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
+  // A weight's gradient is cast and squared between product and activation.
+  cuda_double::reset();
+  train(model("gpt2", kTinyGpt),
+        kGpu,
+        {"--steps", "1", "--batch-size", "4", "--precision", "bf16", "--clip-norm", "1"});
+  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
 }
 
 // Scores never reach memory in bfloat16: cuDNN's fused engines take the attention of Transformers.
