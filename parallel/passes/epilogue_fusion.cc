@@ -1,6 +1,7 @@
 // A bias joins any product. Another whole tensor joins where it dies in the addition: the product
-// is then accumulated onto it in place. One that lives on would have to be read besides, which is
-// no faster than the addition by itself.
+// is then accumulated onto it in place. One that lives on would have to be copied first on a CPU,
+// which is no faster than the addition by itself; cuBLASLt reads it from where it lies, which saves
+// writing the product and reading it again.
 #include "parallel/passes/epilogue_fusion.h"
 
 #include <algorithm>
@@ -92,7 +93,8 @@ class EpilogueFusion {
     inputs.resize(4, kNoValue);
     if (is_bias(other, type.shape) && inputs[kBias] == kNoValue) {
       inputs[kBias] = other;
-    } else if (graph_.value(other).type == type && vanishes(other)) {
+    } else if (graph_.value(other).type == type &&
+               (vanishes(other) || backend_ == Backend::kCuda) && inputs[kTerm] == kNoValue) {
       inputs[kTerm] = other;
     } else {
       return;

@@ -89,6 +89,7 @@ TEST_F(CudaTrainingTest, ActivationsJoinTheirProducts) {
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_BIAS), 0);
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_GELU_AUX_BIAS), 0);
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
+  EXPECT_GT(cuda_double::num_additions(), 0);  // residuals
   // A weight's gradient is cast and squared between product and activation.
   cuda_double::reset();
   train(model("gpt2", kTinyGpt),

@@ -400,6 +400,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
   }
   cuda_double::count_product(desc.epilogue);
   const double factor = load(alpha, desc.scale, 0), keep = load(beta, desc.scale, 0);
+  if (keep != 0 && c_data != y_data) {
+    cuda_double::count_addition();
+  }
   const cudaError_t queued = cuda_double::enqueue(stream, [=] {
     const bool ta = desc.trans_a == CUBLAS_OP_T, tb = desc.trans_b == CUBLAS_OP_T;
     for (int64_t batch = 0; batch < y.batch; ++batch) {

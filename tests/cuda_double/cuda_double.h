@@ -52,6 +52,9 @@ int64_t num_replays();  // graphs launched since reset()
 // cublasLtMatmul calls of this epilogue since reset().
 int64_t num_products(unsigned epilogue);
 
+// Those that add a matrix which is not the one they write.
+int64_t num_additions();
+
 // cuDNN graphs with such an operation ("conv_forward", "exp", ...) that ran since reset().
 int64_t num_graphs(const std::string& operation);
 
@@ -67,6 +70,7 @@ void count_alive(const char* kind, int change);
 void count_launch();
 void count_replay();
 void count_product(unsigned epilogue);
+void count_addition();
 void count_graph(const std::string& operation);
 // Queues work on a stream; it may touch device memory when it runs.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);

@@ -21,6 +21,7 @@ struct State {
   std::map<std::string, int> alive;
   std::map<unsigned, int64_t> products;   // by epilogue
   std::map<std::string, int64_t> graphs;  // by operation
+  int64_t additions = 0;
   int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, replays = 0;
   std::string failed;
 };
@@ -55,6 +56,7 @@ void reset(const Options& options) {
   s.failed.clear();
   s.products.clear();
   s.graphs.clear();
+  s.additions = 0;
   reset_memory(options.num_devices);
   reset_streams(options.seed);
   last_error = cudaSuccess;
@@ -131,6 +133,14 @@ int64_t num_products(unsigned epilogue) {
 void count_product(unsigned epilogue) {
   const Lock lock;
   ++state().products[epilogue];
+}
+int64_t num_additions() {
+  const Lock lock;
+  return state().additions;
+}
+void count_addition() {
+  const Lock lock;
+  ++state().additions;
 }
 int64_t num_graphs(const std::string& operation) {
   const Lock lock;
