@@ -9,7 +9,14 @@ namespace trainrt::cudnn {
 namespace {
 
 constexpr size_t kMostCandidates = 6;
+constexpr size_t kWorkspaceAlignment = 256;  // what memory of its own would have
 constexpr int kMeasuredRuns = 3;
+
+std::span<std::byte> aligned(std::span<std::byte> workspace) {
+  const size_t behind = reinterpret_cast<uintptr_t>(workspace.data()) % kWorkspaceAlignment;
+  return workspace.subspan(
+      std::min(workspace.size(), (kWorkspaceAlignment - behind) % kWorkspaceAlignment));
+}
 
 // Which engine it is, and what it may not do.
 bool allowed(const Descriptor& config, const EngineRules& rules) {
@@ -275,8 +282,9 @@ void PlannedGraph::execute(CudaContext& context,
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids);
   pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, addresses);
-  pack.set(
-      CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, std::vector<void*>{workspace.data()});
+  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
+           CUDNN_TYPE_VOID_PTR,
+           std::vector<void*>{aligned(workspace).data()});
   pack.finalize();
   TRAINRT_CUDA_CHECK(cudnnBackendExecute(context.cudnn(), plan.get(), pack.get()));
 }
@@ -304,8 +312,10 @@ void PlannedGraph::choose(CudaContext& context,
                           const Graph& graph,
                           const Pointers& pointers,
                           std::span<std::byte> workspace) {
-  const EngineRules rules{
-      context.deterministic(), is_fp32_ && !context.tf32(), static_cast<int64_t>(workspace.size())};
+  // The same wherever the workspace lies.
+  const int64_t room = std::max<int64_t>(
+      0, static_cast<int64_t>(workspace.size()) - static_cast<int64_t>(kWorkspaceAlignment));
+  const EngineRules rules{context.deterministic(), is_fp32_ && !context.tf32(), room};
   const cudnnHandle_t handle = context.cudnn();
   std::vector<Candidate> all = candidates(graph.build(handle), handle, rules);
   asked_ = true;

@@ -269,7 +269,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle,
   const auto pointers = pack.get<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   void* workspace = pack.one<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, nullptr);
   if (!p.finalized || !pack.finalized || operations == nullptr || uids.size() != pointers.size() ||
-      handle->stream == nullptr || !cuda_double::is_device_range(workspace, kEngineWorkspace)) {
+      handle->stream == nullptr || !cuda_double::is_device_range(workspace, kEngineWorkspace) ||
+      reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     return CUDNN_STATUS_BAD_PARAM;
   }
   const Graph graph = *cuda_double::dnn::graph_of(*operations);
