@@ -14,7 +14,9 @@
 
 #include "graph/base/error.h"
 #include "parallel/device_catalogue.h"
+#include "parallel/measured_rates.h"
 #include "parallel/nvidia_smi.h"
+#include "parallel/yaml_reader.h"
 
 namespace trainrt {
 
@@ -24,76 +26,6 @@ namespace {
 // GFLOP/s in fp32, and one thread streams some 20 GB/s. `trainrt profile` replaces them.
 constexpr double kCoreFlops = 117e9;
 constexpr double kHostMemoryBandwidth = 40e9;
-constexpr int kMaxDevices = 1 << 20;
-
-struct Reader {
-  std::string where;
-
-  std::string at(const YAML::Node& node) const {
-    return concat(where, ":", node.Mark().line + 1, ": ");
-  }
-  void check_map(const YAML::Node& node,
-                 const std::string& what,
-                 const std::vector<std::string>& keys) const {
-    TRAINRT_REQUIRE(node.IsMap(), kInvalidArgument, at(node), what, " must be a map {key: value}");
-    for (const auto& entry : node) {
-      const std::string key = entry.first.as<std::string>();
-      if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
-        TRAINRT_FAIL(kInvalidArgument,
-                     at(entry.first),
-                     "unknown key '",
-                     key,
-                     "' in ",
-                     what,
-                     did_you_mean(key, keys),
-                     "; known: ",
-                     joined(keys));
-      }
-    }
-  }
-  static std::string joined(const std::vector<std::string>& words) {
-    std::string text;
-    for (const std::string& word : words) {
-      text += (text.empty() ? "" : ", ") + word;
-    }
-    return text;
-  }
-  double number(const YAML::Node& node, const std::string& key) const {
-    double value = 0;
-    try {
-      value = node.as<double>();
-    } catch (const YAML::Exception&) {
-      TRAINRT_FAIL(kInvalidArgument, at(node), key, " must be a number, found '", text(node), "'");
-    }
-    TRAINRT_REQUIRE(std::isfinite(value) && value > 0,
-                    kInvalidArgument,
-                    at(node),
-                    key,
-                    " must be above zero, found '",
-                    text(node),
-                    "'");
-    return value;
-  }
-  int count(const YAML::Node& node, const std::string& key) const {
-    const double value = number(node, key);
-    TRAINRT_REQUIRE(value == std::floor(value) && value <= kMaxDevices,
-                    kInvalidArgument,
-                    at(node),
-                    key,
-                    " must be a whole number from 1 to ",
-                    kMaxDevices,
-                    ", found '",
-                    text(node),
-                    "'");
-    return static_cast<int>(value);
-  }
-  int64_t bytes(const YAML::Node& node, const std::string& key) const {
-    return parse_bytes(text(node), at(node) + key);
-  }
-  static std::string text(const YAML::Node& node) {
-    return node.IsScalar() ? node.Scalar() : "a list or map";
-  }
-};
 
 DeviceType cpu_type() {
   DeviceType type;
@@ -122,7 +54,7 @@ DeviceType cpu_share(int num_devices) {
   return type;
 }
 
-void apply_overrides(const Reader& reader, const YAML::Node& node, DeviceType* type) {
+void apply_overrides(const YamlReader& reader, const YAML::Node& node, DeviceType* type) {
   if (node["memory"]) {
     type->memory_bytes = reader.bytes(node["memory"], "memory");
     TRAINRT_REQUIRE(type->memory_bytes > 0,
@@ -139,7 +71,9 @@ using TypeTable = std::map<std::string, DeviceType>;
 
 // An entry of `devices:`: an override of a catalogue device when the name is known there or under
 // `base`, else a new one, which must then be complete.
-DeviceType read_device_type(const Reader& reader, const std::string& name, const YAML::Node& node) {
+DeviceType read_device_type(const YamlReader& reader,
+                            const std::string& name,
+                            const YAML::Node& node) {
   reader.check_map(node,
                    "device type '" + name + "'",
                    {"base",
@@ -150,9 +84,11 @@ DeviceType read_device_type(const Reader& reader, const std::string& name, const
                     "memory_bandwidth",
                     "sms",
                     "architecture",
-                    "efficiency"});
+                    "efficiency",
+                    "streams",
+                    "kernels"});
   DeviceType type;
-  const std::string base = node["base"] ? Reader::text(node["base"]) : name;
+  const std::string base = node["base"] ? YamlReader::text(node["base"]) : name;
   const std::optional<CatalogueEntry> known = match_device(base);
   if (known.has_value()) {
     type = known->device;
@@ -185,7 +121,7 @@ DeviceType read_device_type(const Reader& reader, const std::string& name, const
     type.num_sms = reader.count(node["sms"], "sms");
   }
   if (node["architecture"]) {
-    type.architecture = Reader::text(node["architecture"]);
+    type.architecture = YamlReader::text(node["architecture"]);
   }
   if (node["flops"]) {
     reader.check_map(node["flops"], "flops", {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8"});
@@ -201,6 +137,7 @@ DeviceType read_device_type(const Reader& reader, const std::string& name, const
       type.efficiency[figure] = reader.number(entry.second, figure);
     }
   }
+  read_samples(reader, node, &type);
   return type;
 }
 
@@ -212,14 +149,14 @@ struct HostEntry {
   int num_nics = 1;
 };
 
-void read_inter(const Reader& reader, const YAML::Node& node, HostEntry* entry) {
+void read_inter(const YamlReader& reader, const YAML::Node& node, HostEntry* entry) {
   if (node.IsScalar()) {
     entry->inter = find_link(node.Scalar());
     return;
   }
   reader.check_map(node, "inter", {"type", "nics", "bandwidth"});
   if (node["type"]) {
-    entry->inter = find_link(Reader::text(node["type"]));
+    entry->inter = find_link(YamlReader::text(node["type"]));
   }
   if (node["nics"]) {
     entry->num_nics = reader.count(node["nics"], "nics");
@@ -230,17 +167,19 @@ void read_inter(const Reader& reader, const YAML::Node& node, HostEntry* entry) 
   }
 }
 
-void read_links(const Reader& reader, const YAML::Node& node, HostEntry* entry) {
+void read_links(const YamlReader& reader, const YAML::Node& node, HostEntry* entry) {
   if (const YAML::Node intra = node["intra"]; intra && intra.IsMap()) {
-    reader.check_map(intra, "intra", {"type", "bandwidth"});
+    reader.check_map(
+        intra, "intra", {"type", "bandwidth", "measured_ranks", "wake_seconds", "calls"});
     if (intra["type"]) {
-      entry->intra = find_link(Reader::text(intra["type"]));
+      entry->intra = find_link(YamlReader::text(intra["type"]));
     }
     if (intra["bandwidth"]) {  // bytes/s of one device in one direction
       entry->intra.bandwidth = reader.number(intra["bandwidth"], "bandwidth");
     }
+    read_calls(reader, intra, &entry->intra);
   } else if (intra) {
-    entry->intra = find_link(Reader::text(intra));
+    entry->intra = find_link(YamlReader::text(intra));
   }
   if (node["inter"]) {
     read_inter(reader, node["inter"], entry);
@@ -269,7 +208,7 @@ HostEntry smi_entry(const SmiHost& host, Topology* topology) {
 }
 
 // `nvidia_smi: {query: FILE, topo: FILE}`: paths relative to the cluster file.
-HostEntry read_smi_entry(const Reader& reader, const YAML::Node& node, Topology* topology) {
+HostEntry read_smi_entry(const YamlReader& reader, const YAML::Node& node, Topology* topology) {
   reader.check_map(node, "nvidia_smi", {"query", "topo"});
   TRAINRT_REQUIRE(node["query"],
                   kInvalidArgument,
@@ -277,14 +216,14 @@ HostEntry read_smi_entry(const Reader& reader, const YAML::Node& node, Topology*
                   "nvidia_smi needs query: FILE, the output of `nvidia-smi -q`");
   const std::filesystem::path folder = std::filesystem::path(reader.where).parent_path();
   const auto text = [&](const char* key) {
-    return node[key] ? file_text((folder / Reader::text(node[key])).string()) : std::string();
+    return node[key] ? file_text((folder / YamlReader::text(node[key])).string()) : std::string();
   };
-  return smi_entry(read_smi_host(text("query"), text("topo"), Reader::text(node["query"])),
+  return smi_entry(read_smi_host(text("query"), text("topo"), YamlReader::text(node["query"])),
                    topology);
 }
 
 // The first device decides what the host entry leaves unsaid.
-HostEntry read_host(const Reader& reader,
+HostEntry read_host(const YamlReader& reader,
                     const YAML::Node& node,
                     const TypeTable& own,
                     Topology* topology) {
@@ -306,12 +245,12 @@ HostEntry read_host(const Reader& reader,
   for (const YAML::Node& device : node["devices"]) {
     reader.check_map(device, "a device", {"count", "type", "memory", "reserved", "speed"});
     TRAINRT_REQUIRE(device["type"], kInvalidArgument, reader.at(device), "a device needs type:");
-    if (Reader::text(device["type"]) == "cpu") {
+    if (YamlReader::text(device["type"]) == "cpu") {
       num_cpus += device["count"] ? reader.count(device["count"], "count") : 1;
     }
   }
   for (const YAML::Node& device : node["devices"]) {
-    const std::string name = Reader::text(device["type"]);
+    const std::string name = YamlReader::text(device["type"]);
     DeviceType type;
     if (own.count(name) != 0) {
       type = own.at(name);
@@ -396,7 +335,7 @@ int64_t parse_bytes(const std::string& text, const std::string& where) {
 }
 
 Topology parse_cluster(const std::string& text, const std::string& where) {
-  const Reader reader{where};
+  const YamlReader reader{where};
   YAML::Node root;
   try {
     root = YAML::Load(text);
@@ -426,11 +365,11 @@ Topology parse_cluster(const std::string& text, const std::string& where) {
     const int count = node["count"] ? reader.count(node["count"], "count") : 1;
     TRAINRT_REQUIRE(static_cast<double>(count) * static_cast<double>(entry.device_types.size()) +
                             topology.num_devices() <=
-                        kMaxDevices,
+                        YamlReader::kMostDevices,
                     kInvalidArgument,
                     reader.at(node),
                     "more than ",
-                    kMaxDevices,
+                    YamlReader::kMostDevices,
                     " devices");
     for (int i = 0; i < count; ++i) {
       append_host(entry, &topology);

@@ -9,6 +9,21 @@
 
 namespace trainrt {
 
+// A kernel as `trainrt profile` timed it, again and again on the same tensors.
+struct KernelSample {
+  double batch = 0, m = 0, n = 0, k = 0;  // of its largest product; without one n is a row's length
+  double bytes = 0;                       // of its operands
+  double seconds = 0;
+  bool operator==(const KernelSample&) const = default;
+};
+
+// Bytes per second of a stream that comes by again after `working_set` bytes: which cache it is in.
+struct StreamSample {
+  double working_set = 0;
+  double bytes_per_second = 0;
+  bool operator==(const StreamSample&) const = default;
+};
+
 // One kind of device. Rates are dense peaks in FLOP/s by precision ("fp32", "bf16", ...); a
 // precision that is missing is not offered.
 struct DeviceType {
@@ -23,12 +38,21 @@ struct DeviceType {
   std::map<std::string, double> flops;
   // Figures found on such a device that replace its architecture's, by efficiency_names().
   std::map<std::string, double> efficiency;
+  // Of a CPU that has been measured: kernels by operator, streams by working set; else empty.
+  std::map<std::string, std::vector<KernelSample>> kernels;
+  std::vector<StreamSample> streams;
 
   bool is_cpu() const { return architecture == "cpu"; }
   // The rate at `precision`, times `speed`. Falls from tf32 to fp32, where a device has no TF32;
   // throws kInvalidArgument for any other precision the device lacks.
   double peak_flops(const std::string& precision) const;
   bool operator==(const DeviceType&) const = default;
+};
+
+struct CallSample {
+  double bytes = 0;  // of the whole tensor
+  double seconds = 0;
+  bool operator==(const CallSample&) const = default;
 };
 
 enum class LinkKind : uint8_t { kNvLink, kPcie, kNetwork, kSharedMemory };
@@ -39,6 +63,13 @@ struct LinkType {
   std::string name;
   LinkKind kind = LinkKind::kPcie;
   double bandwidth = 0;  // bytes/s
+  // Between CPU ranks of one host, where it has been measured: seconds by bytes, ascending, of
+  // "all_reduce" ... from the last rank's call to the last one's return, and of "send" and
+  // "receive" when the message is there. A receiver that waits needs `wake_seconds` to notice that
+  // it is.
+  std::map<std::string, std::vector<CallSample>> calls = {};
+  double wake_seconds = 0;
+  int measured_ranks = 0;
   bool operator==(const LinkType&) const = default;
 };
 

@@ -16,6 +16,8 @@ const char* lane_name(TraceLane lane) {
       return "communication";
     case TraceLane::kBubble:
       return "bubble";
+    case TraceLane::kOperator:
+      return "operator";
   }
   return "?";
 }
@@ -35,6 +37,8 @@ void TraceTotals::add(const TraceEvent& event) {
     case TraceLane::kBubble:
       bubble += event.seconds;
       break;
+    case TraceLane::kOperator:
+      break;  // part of a cell's
   }
 }
 
@@ -43,7 +47,7 @@ std::string trace_rank_lines(int rank, const std::string& label) {
       {"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", label}}}};
   std::string lines = process.dump() + ",\n";
   for (const TraceLane lane :
-       {TraceLane::kCompute, TraceLane::kCommunication, TraceLane::kBubble}) {
+       {TraceLane::kCompute, TraceLane::kCommunication, TraceLane::kBubble, TraceLane::kOperator}) {
     const Json thread = {{"name", "thread_name"},
                          {"ph", "M"},
                          {"pid", rank},
@@ -63,6 +67,9 @@ std::string trace_line(int rank, const TraceEvent& event) {
                {"pid", rank},
                {"tid", static_cast<int>(event.lane)},
                {"args", {{"step", event.step}}}};
+  if (!event.op_type.empty()) {
+    json["args"]["op"] = event.op_type;
+  }
   if (event.bytes >= 0) {
     json["args"]["bytes"] = event.bytes;
   }

@@ -12,7 +12,8 @@
 namespace trainrt {
 
 // Lanes of a rank's process in the viewer.
-enum class TraceLane : uint8_t { kCompute, kCommunication, kBubble };
+// Computation is drawn twice: as cells, and as the operators that a cell consists of.
+enum class TraceLane : uint8_t { kCompute, kCommunication, kBubble, kOperator };
 
 struct TraceEvent {
   std::string name;  // a cell ("2F0": virtual stage 2, forward, micro-batch 0), or an operator
@@ -20,8 +21,12 @@ struct TraceEvent {
   double start_seconds = 0;
   double seconds = 0;
   int64_t step = 0;
-  int64_t bytes = -1;  // communicated; -1: does not apply
+  int64_t bytes = -1;        // communicated; -1: does not apply
+  std::string op_type = {};  // of an operator ("MatMul+Relu": two in one kernel); else empty
 };
+
+// The host's writing of what a phase is fed with, among operators.
+inline constexpr const char* kFeedKernel = "(feed)";
 
 // What a rank did with its time.
 struct TraceTotals {

@@ -253,6 +253,30 @@ double effective_inter_bandwidth(const LinkType& link, double raw) {
   return (link.name.starts_with("omni-path") ? 0.15 : sockets ? 0.75 : 0.9) * raw;
 }
 
+namespace {
+
+const std::vector<CallSample>* calls_of(Collective kind, const LinkType& link) {
+  const char* const names[] = {
+      "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"};
+  const auto found = link.calls.find(names[static_cast<int>(kind)]);
+  return found == link.calls.end() ? nullptr : &found->second;
+}
+
+// Between samples along a line, beyond the last one in proportion to its last stretch.
+double call_seconds(const std::vector<CallSample>& samples, double bytes) {
+  size_t i = 1;
+  while (i + 1 < samples.size() && samples[i].bytes < bytes) {
+    ++i;
+  }
+  const CallSample& from = samples[i - 1];
+  const CallSample& to = samples[i];
+  const double along = (bytes - from.bytes) / (to.bytes - from.bytes);
+  return std::max(std::min(from.seconds, to.seconds),
+                  from.seconds + along * (to.seconds - from.seconds));
+}
+
+}  // namespace
+
 CollectiveTime collective_time(Collective kind,
                                double bytes,
                                const GroupLinks& group,
@@ -267,8 +291,14 @@ CollectiveTime collective_time(Collective kind,
                             : group.intra.bandwidth;
     const double n = group.num_ranks;
     const int rounds = kind == Collective::kAllReduce ? 2 : 1;
-    return {kSharedMemoryLatency * (rounds * (group.num_ranks - 1)) +
-                rounds * (n - 1) / n * bytes / bandwidth,
+    const double steps = rounds * (n - 1) / n;
+    if (const auto* samples = group.num_hosts == 1 ? calls_of(kind, group.intra) : nullptr) {
+      // Of another number of ranks each moves another part of the tensor.
+      const double measured = std::max(2, group.intra.measured_ranks);
+      const double part = (n - 1) / n / ((measured - 1) / measured);
+      return {call_seconds(*samples, part * bytes), "measured"};
+    }
+    return {kSharedMemoryLatency * (rounds * (group.num_ranks - 1)) + steps * bytes / bandwidth,
             "ring/host"};
   }
   const Model model(kind, group, generation(architecture));
@@ -289,6 +319,16 @@ CollectiveTime collective_time(Collective kind,
     offer(model.nvls(), bytes, "nvls/simple", &best);
   }
   return best;
+}
+
+MessageTime message_time(double bytes, const GroupLinks& pair) {
+  const auto send = pair.intra.calls.find("send"), receive = pair.intra.calls.find("receive");
+  if (pair.num_hosts > 1 || send == pair.intra.calls.end() || receive == pair.intra.calls.end()) {
+    return {0, send_time(bytes, pair), 0};
+  }
+  return {call_seconds(send->second, bytes),
+          pair.intra.wake_seconds,
+          call_seconds(receive->second, bytes)};
 }
 
 double send_time(double bytes, const GroupLinks& pair) {

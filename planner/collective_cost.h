@@ -26,6 +26,15 @@ CollectiveTime collective_time(Collective kind,
 // One message between two devices; `host_bandwidth` is what the sender gets of the network.
 double send_time(double bytes, const GroupLinks& pair);
 
+// What the two ends of a message between CPU ranks of one host are busy with, and how long it is on
+// its way after that.
+struct MessageTime {
+  double sending = 0;
+  double travelling = 0;  // until a waiting receiver has it
+  double receiving = 0;
+};
+MessageTime message_time(double bytes, const GroupLinks& pair);
+
 // What links give of their raw rate to a stream of large messages.
 double effective_intra_bandwidth(const LinkType& link);
 // `raw_bytes_per_second`: what a group has of such links.

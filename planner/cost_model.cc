@@ -21,6 +21,7 @@
 #include <map>
 
 #include "graph/base/error.h"
+#include "planner/kernel_sample.h"
 
 namespace trainrt {
 
@@ -192,6 +193,41 @@ double CostModel::op_seconds(const Cost& cost, bool fused_attention) const {
   const double work =
       std::max(compute, stream) + constants_.roofline_leak * std::min(compute, stream);
   return std::max(work, constants_.launch_seconds) + constants_.gap_seconds;
+}
+
+double CostModel::move_seconds(double bytes, double distance) const {
+  const std::vector<StreamSample>& streams = device_.streams;
+  if (streams.empty()) {
+    return bytes / (device_.memory_bandwidth * device_.speed * constants_.memory_efficiency);
+  }
+  size_t i = 0;
+  while (i < streams.size() && distance > streams[i].working_set) {
+    ++i;
+  }
+  double rate = streams[std::min(i, streams.size() - 1)].bytes_per_second;
+  if (i > 0 && i < streams.size()) {  // between two, along the logarithm of the working set
+    const StreamSample& less = streams[i - 1];
+    const StreamSample& more = streams[i];
+    const double along =
+        std::log(distance / less.working_set) / std::log(more.working_set / less.working_set);
+    rate = less.bytes_per_second * std::pow(more.bytes_per_second / less.bytes_per_second, along);
+  }
+  return bytes / (rate * device_.speed);
+}
+
+double CostModel::kernel_seconds(const std::string& name,
+                                 const KernelSample& size,
+                                 const Cost& cost,
+                                 double moving_seconds) const {
+  if (cost.matmuls.empty() && cost.bytes == 0 && cost.flops == 0) {
+    return 0;
+  }
+  const auto found = device_.kernels.find(name);
+  if (found == device_.kernels.end()) {
+    return op_seconds(cost, name.find("Attention") != name.npos);
+  }
+  const double sampled = interpolate(found->second, size) / device_.speed;
+  return std::max(sampled, moving_seconds) + constants_.gap_seconds;
 }
 
 }  // namespace trainrt

@@ -56,6 +56,14 @@ class CostModel {
   double stream_seconds(double bytes, double flops) const;
   // One kernel.
   double op_seconds(const Cost& cost, bool fused_attention = false) const;
+  // One kernel of a CPU, by the samples of this name (planner/kernel_sample.h) where the device has
+  // some, and no less than it takes to move its operands.
+  double kernel_seconds(const std::string& name,
+                        const KernelSample& size,
+                        const Cost& cost,
+                        double moving_seconds) const;
+  // Moves bytes that were last used `distance` bytes ago.
+  double move_seconds(double bytes, double distance) const;
 
   double peak_flops() const { return peak_; }
   const DeviceConstants& constants() const { return constants_; }

@@ -12,6 +12,7 @@
 #include "graph/base/error.h"
 #include "parallel/passes/padding.h"
 #include "planner/block_memory.h"
+#include "planner/kernel_sample.h"
 
 namespace trainrt {
 
@@ -169,7 +170,9 @@ class Profiler {
       phase->stream(2 * cost.bytes);
     }
     if (cost.bytes > 0 || cost.flops > 0 || !cost.matmuls.empty()) {
-      phase->kernel(std::move(cost), is_fused_attention(node));
+      const KernelSample size = kernel_size(op, cost);
+      phase->kernels.push_back(
+          {std::move(cost), is_fused_attention(node), kernel_name(node), size});
     }
   }
 

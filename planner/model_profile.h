@@ -10,6 +10,7 @@
 
 #include "graph/cost.h"
 #include "parallel/plan.h"
+#include "parallel/topology.h"
 #include "planner/collective_cost.h"
 
 namespace trainrt {
@@ -24,6 +25,9 @@ struct TensorCollective {
 struct KernelProfile {
   Cost cost;
   bool fused_attention = false;
+  // By which devices that have been measured know it (planner/kernel_sample.h); "": they do not.
+  std::string name = {};
+  KernelSample size = {};
 };
 
 // Kernels and collectives that run one after the other.
@@ -32,7 +36,7 @@ struct PhaseProfile {
   std::vector<TensorCollective> collectives;
 
   void kernel(Cost cost, bool fused_attention = false) {
-    kernels.push_back({std::move(cost), fused_attention});
+    kernels.push_back({std::move(cost), fused_attention, {}, {}});
   }
   void stream(double bytes, double flops = 0) { kernel({flops, bytes, {}}); }
   void matmul(const MatmulDims& dims, double bytes) { kernel({0, bytes, {dims}}); }

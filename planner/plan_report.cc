@@ -61,7 +61,7 @@ Json ranks_array(const PlanRequest& request, const PlanResult& result) {
     const StageMemory& stage = c.prediction.stages[static_cast<size_t>(rank / per_stage)];
     const bool exact = !c.rank_memory.empty();
     const RankMemory own = exact ? c.rank_memory[static_cast<size_t>(rank)]
-                                 : RankMemory{stage.peak_bytes, stage.breakdown};
+                                 : RankMemory{stage.peak_bytes, stage.breakdown, nullptr};
     ranks.push_back({{"rank", rank},
                      {"host", request.topology.host_of(device).name},
                      {"device", request.topology.device(device).name},

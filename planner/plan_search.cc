@@ -116,6 +116,10 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
     made->profile.tokens_per_sample = request_.tokens_per_sample;
   }
   engine_ = own_engine(request_.precision, made->optimizer_bytes);
+  const std::vector<DeviceType>& types = request_.topology.types;
+  if (std::all_of(types.begin(), types.end(), [](const DeviceType& t) { return t.is_cpu(); })) {
+    engine_.overlap_gradients = engine_.overlap_gather = false;  // CPU ranks do one after the other
+  }
   int& index = profile_index_[key];
   index = -1;
   if (d.tensor == 1 || !made->placements.empty() || placed) {
@@ -520,7 +524,8 @@ bool PlanSearch::settle_memory(Candidate* candidate) {
   }
   try {
     const auto device = [&](int rank) { return request_.device_spec(layout.device(rank)); };
-    candidate->rank_memory = ProgramMemory(request_.programs, plan, device).all();
+    const auto cost = [&](int rank) { return cpu_cost(layout.device(rank)); };
+    candidate->rank_memory = ProgramMemory(request_.programs, plan, device, cost).all();
   } catch (Error& error) {
     Candidate& rejected = too_large_[{layout.tensor, layout.pipeline}];
     rejected = *candidate;
@@ -557,6 +562,7 @@ void PlanSearch::decide() {
   }
   result_.plan =
       plan_of(request_, result_.chosen, *profiles_[static_cast<size_t>(result_.chosen.profile)]);
+  replay_programs_of(&result_.chosen);
   list_alternatives();
   for (std::unique_ptr<GraphProfile>& made : profiles_) {
     result_.profiles.push_back(std::move(*made));

@@ -57,6 +57,8 @@ class PlanSearch {
   std::vector<int> least_counts(const Layout& layout) const;
   LayoutFit layout_fit(const StepRequest& request, Candidate* candidate);
   bool settle_memory(Candidate* candidate);
+  const CostModel* cpu_cost(int device);
+  void replay_programs_of(Candidate* candidate);
   bool fit(const Shape& shape, Candidate* candidate);
   void write_shares(Candidate* candidate) const;
   bool proven_too_large(const Shape& shape) const;
@@ -78,6 +80,7 @@ class PlanSearch {
   bool uniform_;
   Engine engine_;
   mutable PriceCache cache_;
+  std::map<int, CostModel> cpu_costs_;  // by device type
   LayoutFit::CutCache balanced_;
   StepBounds bounds_;
   std::map<std::tuple<int64_t, int, bool>, int> profile_index_;

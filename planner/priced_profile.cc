@@ -14,7 +14,9 @@ PricedPhase price(const PhaseProfile& phase,
   PricedPhase priced;
   double products = 0;
   for (const KernelProfile& kernel : phase.kernels) {
-    const double seconds = cost.op_seconds(kernel.cost, kernel.fused_attention);
+    const double seconds = cost.device().kernels.empty()
+                               ? cost.op_seconds(kernel.cost, kernel.fused_attention)
+                               : cost.kernel_seconds(kernel.name, kernel.size, kernel.cost, 0);
     priced.compute += seconds;
     products += kernel.cost.matmuls.empty() ? 0 : seconds;
   }

@@ -17,6 +17,7 @@ struct ProgramMemory::RankClass {
   int rank = 0;
   RankCoordinates at;
   DeviceSpec device;
+  const CostModel* cost = nullptr;
   std::vector<int64_t> units;  // of every cut of a tensor, each once
   int share_class = 0;
   bool sums_over_data = false;  // data ranks hold or send different things
@@ -36,8 +37,9 @@ bool ProgramMemory::is_quick(const Plan& plan, int num_nodes, const DeviceSpec& 
 
 ProgramMemory::ProgramMemory(TrainingGraphFactory factory,
                              const Plan& plan,
-                             std::function<DeviceSpec(int rank)> device)
-    : partitioner_(std::move(factory), plan), device_(std::move(device)) {
+                             std::function<DeviceSpec(int rank)> device,
+                             std::function<const CostModel*(int rank)> cost)
+    : partitioner_(std::move(factory), plan), device_(std::move(device)), cost_(std::move(cost)) {
   std::map<std::vector<int64_t>, int> classes;
   for (int d = 0; d < plan.data_parallel; ++d) {
     std::vector<int64_t> samples;
@@ -55,6 +57,7 @@ bool ProgramMemory::is_alike(const RankClass& known, int rank) const {
   const Plan& plan = partitioner_.plan();
   const RankCoordinates at = rank_coordinates(plan, rank);
   if (at.stage != known.at.stage || !(device_(rank) == known.device) ||
+      (cost_ && cost_(rank) != known.cost) ||
       (at.tensor_rank == 0) != (known.at.tensor_rank == 0) ||
       share_class_[static_cast<size_t>(at.data_rank)] != known.share_class) {
     return false;
@@ -102,7 +105,10 @@ const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
                          (plan.zero_stage > 0 ||
                           std::any_of(program.variants.begin(), program.variants.end(), has_state));
   const MemoryPlan memory = plan_memory(program);
-  made->memory = {memory.arena_bytes, memory.breakdown};
+  made->cost = cost_ ? cost_(rank) : nullptr;
+  made->memory = {memory.arena_bytes,
+                  memory.breakdown,
+                  made->cost != nullptr ? rank_work(program, memory, *made->cost) : nullptr};
   classes_.push_back(std::move(made));
   return *classes_.back();
 }

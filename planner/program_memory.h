@@ -1,5 +1,5 @@
-// What every rank of a plan allocates: from its compiled program and that program's memory plan,
-// which are what `run` executes. To the byte, for an equal DeviceSpec.
+// What every rank of a plan allocates, and what it does: from its compiled program and that
+// program's memory plan, which are what `run` executes. To the byte, for an equal DeviceSpec.
 #pragma once
 
 #include <functional>
@@ -8,12 +8,15 @@
 
 #include "parallel/memory_plan.h"
 #include "parallel/partition.h"
+#include "planner/rank_work.h"
 
 namespace trainrt {
 
 struct RankMemory {
   int64_t peak_bytes = 0;
   MemoryBreakdown breakdown;  // sums to peak_bytes
+  // What it does in a step, where that was asked for: ranks alike share it.
+  std::shared_ptr<const RankWork> work;
 };
 
 class ProgramMemory {
@@ -23,10 +26,12 @@ class ProgramMemory {
   // kinds of ranks (ResNet-50 in two kinds: 0.2 s; GPT-3 on 8 stages in four: 16 s).
   static bool is_quick(const Plan& plan, int num_nodes, const DeviceSpec& device);
 
-  // `device`: the spec of each rank's device.
+  // `device`: the spec of each rank's device. `cost`: by what each rank's work is priced; it
+  // answers null, or is null, where that is not wanted.
   ProgramMemory(TrainingGraphFactory factory,
                 const Plan& plan,
-                std::function<DeviceSpec(int rank)> device);
+                std::function<DeviceSpec(int rank)> device,
+                std::function<const CostModel*(int rank)> cost = nullptr);
   ~ProgramMemory();
 
   // By rank. Equal ranks form classes, of which one is compiled.
@@ -40,6 +45,7 @@ class ProgramMemory {
 
   Partitioner partitioner_;
   std::function<DeviceSpec(int rank)> device_;
+  std::function<const CostModel*(int rank)> cost_;
   std::vector<int> share_class_;  // by data rank: those of one class have equal micro-batches
   std::vector<std::unique_ptr<RankClass>> classes_;
   int num_compiled_ = 0;

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "graph/base/error.h"
+#include "planner/kernel_sample.h"
 
 namespace trainrt {
 
@@ -266,9 +267,13 @@ class Search {
         made->partial = rule.factors[static_cast<size_t>(factor)].kind == FactorKind::kReduction;
       }
     }
-    const Cost cost =
-        get_op(node.op_type).cost(local_context(graph_, node, rule, factor, request_.degree));
-    made->seconds = 3 * request_.cost->op_seconds(cost);  // forward and about twice backward
+    const OpContext local = local_context(graph_, node, rule, factor, request_.degree);
+    const Cost cost = get_op(node.op_type).cost(local);
+    const double seconds =
+        request_.cost->device().kernels.empty()
+            ? request_.cost->op_seconds(cost)
+            : request_.cost->kernel_seconds(kernel_name(node), kernel_size(local, cost), cost, 0);
+    made->seconds = 3 * seconds;  // forward and about twice backward
     return *made;
   }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "parallel/memory_plan.h"
+#include "parallel/trace_events.h"
 #include "planner/cost_model.h"
 #include "planner/engine.h"
 #include "planner/model_profile.h"
@@ -88,6 +89,8 @@ struct StageMemory {
 struct Timeline {
   Schedule schedule;
   Replay replay;
+  // Of every rank, node by node, where the programs were replayed (planner/program_time).
+  std::vector<std::vector<TraceEvent>> events = {};
 };
 
 struct StepPrediction {

@@ -254,7 +254,7 @@ struct Executor::Impl {
                  BoundPhase& phase,
                  int micro_batch,
                  const StepFeed& feed) {
-    write_feeds(bound, phase, micro_batch, feed);
+    nodes.note_feeds(phase, [&] { write_feeds(bound, phase, micro_batch, feed); });
     StepContext step;
     step.seed = feed.seed;
     step.step = static_cast<uint64_t>(feed.step);

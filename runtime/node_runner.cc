@@ -85,8 +85,8 @@ void NodeRunner::await_memory_of(const BoundNode& node) {
 
 void NodeRunner::run_kernel(BoundNode& node, const StepContext& step) {
   const double speed = device_.speed();
-  const auto start =
-      speed < 1 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+  const bool traces = traces_operators();
+  const auto start = speed < 1 || traces ? StepTrace::Clock::now() : StepTrace::Clock::time_point();
   KernelContext context(
       *node.node, node.inputs, node.outputs, node.workspace, device_.context(), step);
   try {
@@ -98,6 +98,15 @@ void NodeRunner::run_kernel(BoundNode& node, const StepContext& step) {
   if (speed < 1) {
     const auto elapsed = std::chrono::steady_clock::now() - start;
     std::this_thread::sleep_for(elapsed * (1 / speed - 1));
+  }
+  if (traces) {
+    trace_->add(node.node->name,
+                TraceLane::kOperator,
+                start,
+                StepTrace::Clock::now(),
+                -1,
+                node.joined == nullptr ? node.node->op_type
+                                       : concat(node.node->op_type, "+", node.joined->op_type));
   }
 }
 

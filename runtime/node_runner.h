@@ -40,6 +40,19 @@ class NodeRunner {
 
   // Cells, communication and waits of the steps to come are noted there; null: nowhere.
   void set_trace(StepTrace* trace) { trace_ = trace; }
+  template <typename Write>
+  void note_feeds(const BoundPhase& phase, Write&& write) {
+    const StepTrace::Clock::time_point begin = StepTrace::Clock::now();
+    write();
+    if (traces_operators() && !phase.feeds.empty()) {
+      int64_t bytes = 0;
+      for (const BoundTensor& tensor : phase.feeds) {
+        bytes += tensor.value->type.bytes();
+      }
+      trace_->add(
+          kFeedKernel, TraceLane::kOperator, begin, StepTrace::Clock::now(), bytes, kFeedKernel);
+    }
+  }
   void begin_cell(const Cell& cell);
   void end_cell();
 
@@ -50,6 +63,10 @@ class NodeRunner {
   void throw_if_a_rank_failed() const;
   void await_memory_of(const BoundNode& node);
   StepTrace::Clock::time_point traced_now();
+  // A GPU runs behind the host: its operators are not timed one by one.
+  bool traces_operators() const {
+    return trace_ != nullptr && device_.context().spec().backend == Backend::kCpu;
+  }
 
   Device& device_;
   RankCommunicators communicators_;

@@ -71,6 +71,7 @@ struct Options {
   int64_t threads = 0;  // 0: cores / local ranks
   int64_t nproc = 1;
   double deadline = 60;
+  double profile_seconds = 10;
   bool deterministic = false;
   std::string cuda_graphs = "on";
   std::string what_if = "auto";
@@ -120,7 +121,7 @@ enum OptionGroup : unsigned {
   kOutputOptions = 128,  // -o
   kValidateOptions = 256,
   kTraceOptions = 512,    // --trace: run and plan
-  kDeviceOptions = 1024,  // --devices, --threads
+  kDeviceOptions = 1024,  // --devices, --threads, --nproc
 };
 
 struct OptionDef {

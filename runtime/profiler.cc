@@ -1,6 +1,5 @@
-// Each figure is the best of several repetitions of the operator's own kernel on tensors larger
-// than the caches, or of a layer's size: noise only ever adds time. With several devices every
-// repetition starts together on all of them, and the figure is the mean of their best.
+// Each figure is the best of several repetitions: noise only ever adds time. With several devices
+// every repetition starts together on all of them, and the figure is the mean of their best.
 #include "runtime/profiler.h"
 
 #include <algorithm>
@@ -9,11 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 
 #include "graph/graph_builder.h"
 #include "graph/op_def.h"
-#include "parallel/thread_communicator.h"
+#include "runtime/call_times.h"
 #include "runtime/machine.h"
 
 namespace trainrt {
@@ -22,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kLeastSeconds = 0.02;  // of one repetition: clocks and caches settle
 constexpr int kRepetitions = 4;
+constexpr int kFigures = 25;  // that take so much time each, about
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -90,7 +88,8 @@ class SingleNode {
 // What one device measures. `world` is null for a single device.
 class DeviceProfiler {
  public:
-  DeviceProfiler(Device& device, Communicator* world) : device_(device), world_(world) {}
+  DeviceProfiler(Device& device, Communicator* world, double seconds)
+      : device_(device), world_(world), least_seconds_(seconds / kFigures / kRepetitions) {}
 
   void measure(MachineProfile& profile) {
     device_.attach_thread();
@@ -107,7 +106,10 @@ class DeviceProfiler {
                      (2 * profile.memory_bandwidth));
     profile.vector_flops = element_wise_arithmetic();
     profile.launch_seconds = smallest_call();
-    profile.link_bandwidth = world_ == nullptr ? 0 : link();
+    for (const int64_t kib : {32, 128, 512, 2048, 8192, 32768, 131072}) {
+      const int64_t elements = kib * 1024 / 12;  // of three tensors
+      profile.streams.push_back({static_cast<double>(kib) * 1024, stream("Add", 2, {}, elements)});
+    }
   }
 
  private:
@@ -118,7 +120,7 @@ class DeviceProfiler {
     Clock::time_point start = Clock::now();
     fn();
     int64_t calls =
-        std::max<int64_t>(1, static_cast<int64_t>(kLeastSeconds / (seconds_since(start) + 1e-9)));
+        std::max<int64_t>(1, static_cast<int64_t>(least_seconds_ / (seconds_since(start) + 1e-9)));
     if (world_ != nullptr) {  // the same number everywhere: fn may be a collective
       world_->broadcast(&calls, sizeof(calls), 0);
     }
@@ -182,104 +184,95 @@ class DeviceProfiler {
     return best_seconds([&] { node.run(); });
   }
 
-  // Bus bandwidth of an all-reduce of 16 MiB: bytes x 2 (n - 1) / n per second.
-  double link() {
-    std::vector<float> data(4 << 20, 0.0f);
-    const double seconds = best_seconds([&] {
-      world_->all_reduce(
-          data.data(), static_cast<int64_t>(data.size()), DType::kFloat32, ReductionKind::kSum);
-    });
-    const double n = world_->world_size();
-    return static_cast<double>(data.size() * sizeof(float)) * 2 * (n - 1) / n / seconds;
-  }
-
   Device& device_;
   Communicator* world_;
+  double least_seconds_;  // of one repetition
 };
 
-MachineProfile mean(std::vector<MachineProfile> parts) {
-  MachineProfile sum = parts.at(0);
-  const auto average = [&](auto&& field) {
-    double total = 0;
-    for (MachineProfile& part : parts) {
-      total += field(part);
-    }
-    field(sum) = total / static_cast<double>(parts.size());
-  };
-  for (const char* precision : {"fp32", "fp64", "bf16"}) {
-    average([&](MachineProfile& p) -> double& { return p.flops[precision]; });
+// The mean over the ranks.
+void average(MachineProfile& profile, Communicator& world) {
+  std::vector<double*> fields = {&profile.matmul_efficiency,
+                                 &profile.memory_bandwidth,
+                                 &profile.memory_efficiency,
+                                 &profile.vector_flops,
+                                 &profile.launch_seconds};
+  for (auto& [precision, rate] : profile.flops) {
+    fields.push_back(&rate);
   }
-  average([](MachineProfile& p) -> double& { return p.matmul_efficiency; });
-  average([](MachineProfile& p) -> double& { return p.memory_bandwidth; });
-  average([](MachineProfile& p) -> double& { return p.memory_efficiency; });
-  average([](MachineProfile& p) -> double& { return p.vector_flops; });
-  average([](MachineProfile& p) -> double& { return p.launch_seconds; });
-  average([](MachineProfile& p) -> double& { return p.link_bandwidth; });
-  return sum;
+  for (StreamSample& sample : profile.streams) {
+    fields.push_back(&sample.bytes_per_second);
+  }
+  for (double* field : fields) {
+    world.all_reduce(field, 1, DType::kFloat64, ReductionKind::kSum);
+    *field /= world.world_size();
+  }
 }
 
 }  // namespace
 
-MachineProfile profile_machine(const std::vector<DeviceOptions>& devices) {
-  const int n = static_cast<int>(devices.size());
-  std::vector<std::unique_ptr<Communicator>> worlds;
-  if (n > 1) {
-    worlds = make_thread_communicators(n, std::chrono::seconds(60));
+MachineProfile profile_machine(const DeviceOptions& options, Communicator* world, double seconds) {
+  MachineProfile profile;
+  {
+    const std::unique_ptr<Device> device = make_cpu_device(world ? world->rank() : 0, options);
+    DeviceProfiler(*device, world, 0.3 * seconds).measure(profile);
   }
-  std::vector<MachineProfile> parts(devices.size());
-  std::vector<std::exception_ptr> failures(devices.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < devices.size(); ++i) {
-    threads.emplace_back([&, i] {
-      Communicator* world = n > 1 ? worlds[i].get() : nullptr;
-      try {
-        const std::unique_ptr<Device> device = make_cpu_device(static_cast<int>(i), devices[i]);
-        DeviceProfiler(*device, world).measure(parts[i]);
-      } catch (const std::exception& error) {
-        failures[i] = std::current_exception();
-        if (world != nullptr) {
-          world->abort(error.what());
-        }
-      }
-    });
+  if (world != nullptr) {
+    average(profile, *world);
+    profile.link = time_calls(*world);
+    profile.num_devices = world->world_size();
   }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
-  }
-  MachineProfile profile = mean(parts);
-  profile.num_devices = n;
-  profile.threads = devices[0].threads;
+  profile.kernels = time_kernels(options, world, 0.7 * seconds);
+  profile.threads = options.threads;
   profile.memory_bytes = describe_machine().memory_bytes;
   return profile;
 }
 
+namespace {
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4g", value);
+  return text;
+}
+
+std::string link_yaml(const LinkType& link) {
+  std::string yaml = concat("{type: shared-memory, bandwidth: ",
+                            number(link.bandwidth),
+                            ", measured_ranks: ",
+                            link.measured_ranks,
+                            ", wake_seconds: ",
+                            number(link.wake_seconds),
+                            ", calls: {  # [bytes, seconds]\n");
+  for (const auto& [call, samples] : link.calls) {
+    yaml += concat("      ", call, ": [");
+    for (size_t i = 0; i < samples.size(); ++i) {
+      yaml += concat(i == 0 ? "[" : ", [",
+                     static_cast<int64_t>(samples[i].bytes),
+                     ", ",
+                     number(samples[i].seconds),
+                     "]");
+    }
+    yaml += "],\n";
+  }
+  return yaml + "    }}";
+}
+
+}  // namespace
+
 std::string profile_yaml(const MachineProfile& profile, const std::string& name) {
-  const auto number = [](double value) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.4g", value);
-    return std::string(text);
-  };
   std::string yaml = concat("# Measured by `trainrt profile` on ",
                             profile.num_devices,
                             profile.num_devices == 1 ? " device" : " devices",
                             " of ",
                             profile.threads,
                             " threads.\n");
-  yaml +=
-      concat("hosts:\n  - {count: 1, devices: [{count: ",
-             profile.num_devices,
-             ", type: ",
-             name,
-             "}], intra: ",
-             profile.num_devices > 1
-                 ? concat("{type: shared-memory, bandwidth: ", number(profile.link_bandwidth), "}")
-                 : std::string("shared-memory"),
-             "}\n");
+  yaml += concat("hosts:\n  - {count: 1, devices: [{count: ",
+                 profile.num_devices,
+                 ", type: ",
+                 name,
+                 "}], intra: ",
+                 profile.num_devices > 1 ? link_yaml(profile.link) : std::string("shared-memory"),
+                 "}\n");
   yaml += concat("devices:\n  ", name, ":\n    base: cpu\n");
   yaml += concat("    memory: ", profile.memory_bytes / profile.num_devices, "\n");
   yaml += concat("    sms: ", profile.threads, "\n");
@@ -297,7 +290,24 @@ std::string profile_yaml(const MachineProfile& profile, const std::string& name)
                  number(profile.vector_flops / profile.flops.at("fp32")),
                  ", launch_seconds: ",
                  number(profile.launch_seconds),
+                 ", gap_seconds: ",
+                 number(profile.kernels.gap_seconds),
                  "}\n");
+  yaml += "    streams:  # [working set, bytes/s]\n";
+  for (const StreamSample& s : profile.streams) {
+    yaml += concat("      - [", number(s.working_set), ", ", number(s.bytes_per_second), "]\n");
+  }
+  yaml += "    kernels:  # [batch, m, n, k, bytes, seconds]\n";
+  for (const auto& [kernel, samples] : profile.kernels.samples) {
+    yaml += concat("      ", kernel, ":\n");
+    for (const KernelSample& s : samples) {
+      yaml += "        - [";
+      for (const double value : {s.batch, s.m, s.n, s.k, s.bytes}) {
+        yaml += concat(static_cast<int64_t>(value), ", ");
+      }
+      yaml += concat(number(s.seconds), "]\n");
+    }
+  }
   return yaml;
 }
 

@@ -1,12 +1,15 @@
-// Measures what this machine's devices reach, in the terms of the planner's cost model: products,
-// streams, the floor of a kernel call, and the collectives between ranks that share the machine.
+// Measures what this machine's devices reach, in the terms of the planner's cost model: kernels by
+// name and size, streams by working set, and what the ranks that share the machine send each other.
 #pragma once
 
 #include <map>
 #include <string>
 #include <vector>
 
+#include "parallel/communicator.h"
+#include "parallel/topology.h"
 #include "runtime/device.h"
+#include "runtime/kernel_times.h"
 
 namespace trainrt {
 
@@ -20,12 +23,15 @@ struct MachineProfile {
   double memory_efficiency = 1;         // of that, over ordinary memory-bound operators
   double vector_flops = 0;              // FLOP/s of element-wise arithmetic
   double launch_seconds = 0;            // the smallest operator, start to end
-  double link_bandwidth = 0;  // bytes/s in one direction between two ranks; 0 for one device
+  std::vector<StreamSample> streams;
+  KernelTimes kernels;
+  LinkType link;  // between ranks; all 0 for one device
 };
 
-// All devices are measured at the same time, as a run uses them: `devices` entries share the
-// machine's memory bandwidth and caches. Takes some seconds.
-MachineProfile profile_machine(const std::vector<DeviceOptions>& devices);
+// Called by every rank with its own device, and `world` null for one rank alone; all return the
+// same. They measure at the same time, as a run uses the machine: its memory bandwidth and caches
+// are shared. Takes about `seconds`, and some for making the models that are measured.
+MachineProfile profile_machine(const DeviceOptions& device, Communicator* world, double seconds);
 
 // A cluster file (CONTRACT section 3) with this machine as its one host; `name` is the device
 // type's.

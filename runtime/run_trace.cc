@@ -23,9 +23,11 @@ void StepTrace::add(const std::string& name,
                     TraceLane lane,
                     Clock::time_point start,
                     Clock::time_point end,
-                    int64_t bytes) {
+                    int64_t bytes,
+                    std::string op_type) {
   const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
-  events_.push_back({name, lane, seconds(start - origin_), seconds(end - start), 0, bytes});
+  events_.push_back(
+      {name, lane, seconds(start - origin_), seconds(end - start), 0, bytes, std::move(op_type)});
 }
 
 RunTrace::RunTrace(const std::string& path, const Plan& plan, Communicator* world)

@@ -22,7 +22,8 @@ class StepTrace {
            TraceLane lane,
            Clock::time_point start,
            Clock::time_point end,
-           int64_t bytes = -1);
+           int64_t bytes = -1,
+           std::string op_type = "");
   std::vector<TraceEvent>& events() { return events_; }
 
  private:

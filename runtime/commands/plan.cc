@@ -105,10 +105,20 @@ std::map<std::string, double> prices_of(const Options& options, const Topology& 
   return prices;
 }
 
-// The predicted step of data rank 0, a process per pipeline rank, as `run --trace` writes the
-// measured one. What lies between two cells is a bubble, transfers that nobody waits for included.
+// The predicted step as `run --trace` writes the measured one: of all ranks where their programs
+// were replayed, else of data rank 0, a process per pipeline rank. What lies between two cells is a
+// bubble, transfers that nobody waits for included.
 std::string predicted_trace(const Timeline& timeline) {
   std::string text = kTraceBegin;
+  if (!timeline.events.empty()) {
+    for (size_t rank = 0; rank < timeline.events.size(); ++rank) {
+      text += trace_rank_lines(static_cast<int>(rank), concat("rank ", rank, " (predicted)"));
+      for (const TraceEvent& event : timeline.events[rank]) {
+        text += trace_line(static_cast<int>(rank), event);
+      }
+    }
+    return text + kTraceEnd;
+  }
   for (size_t rank = 0; rank < timeline.schedule.ranks.size(); ++rank) {
     text += trace_rank_lines(static_cast<int>(rank), concat("stage ", rank, " (predicted)"));
     double end = 0;

@@ -2,6 +2,7 @@
 #include "runtime/commands/command.h"
 #include "runtime/plan_choice.h"
 #include "runtime/profiler.h"
+#include "runtime/ranks.h"
 
 namespace trainrt {
 
@@ -16,9 +17,18 @@ const RegisterCommand kProfile{{
     .max_arguments = 0,
     .run =
         [](const Options& options) {
-          const MachineProfile profile = profile_machine(rank_devices(options, {}));
-          write_result(profile_yaml(profile, "this-cpu"), options);
-          return 0;
+          return with_ranks(options, [&](Ranks& ranks) {
+            const std::vector<DeviceOptions> devices = rank_devices(
+                options, {ranks.num_processes(), ranks.num_local_processes(), ranks.local_rank()});
+            ranks.run(static_cast<int>(devices.size()), [&](int rank, Communicator* world) {
+              const MachineProfile profile = profile_machine(
+                  devices[static_cast<size_t>(rank)], world, options.profile_seconds);
+              if (rank == 0) {
+                write_result(profile_yaml(profile, "this-cpu"), options);
+              }
+            });
+            return 0;
+          });
         },
 }};
 

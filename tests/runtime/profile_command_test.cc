@@ -15,8 +15,15 @@ TEST(ProfileCommandTest, WritesAClusterOfThisMachine) {
   const TemporaryFolder folder;
   const std::string file = folder.file("here.yaml");
   for (const int n : {1, 2}) {
-    const ProgramResult result = run_trainrt(
-        {"profile", "--devices", "cpu:" + std::to_string(n), "--threads", "1", "-o", file});
+    const ProgramResult result = run_trainrt({"profile",
+                                              "--devices",
+                                              "cpu:" + std::to_string(n),
+                                              "--threads",
+                                              "1",
+                                              "--seconds",
+                                              "0.2",
+                                              "-o",
+                                              file});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const Topology topology = load_cluster(file);
     ASSERT_EQ(topology.num_devices(), n);
@@ -29,13 +36,23 @@ TEST(ProfileCommandTest, WritesAClusterOfThisMachine) {
     EXPECT_LT(type.memory_bandwidth, 1e12);
     EXPECT_GT(type.memory_bytes, int64_t{1} << 27);
     EXPECT_GT(topology.hosts[0].intra.bandwidth, 1e6);
+    for (const char* kernel : {"MatMul", "Conv", "FusedAttentionGrad", "AdamW"}) {
+      ASSERT_EQ(type.kernels.count(kernel), 1u) << kernel;
+      for (const KernelSample& sample : type.kernels.at(kernel)) {
+        EXPECT_GT(sample.bytes, 0) << kernel;
+      }
+    }
+    EXPECT_GT(type.streams.size(), 3u);
+    EXPECT_EQ(topology.hosts[0].intra.calls.count("all_reduce"), n == 1 ? 0u : 1u);
   }
 }
 
 TEST(ProfileCommandTest, PlansTakeTheFile) {
   const TemporaryFolder folder;
   ASSERT_EQ(
-      run_trainrt({"profile", "--devices", "cpu:2", "-o", folder.file("here.yaml")}).exit_code, 0);
+      run_trainrt({"profile", "--nproc", "2", "--seconds", "0.2", "-o", folder.file("here.yaml")})
+          .exit_code,
+      0);
   ASSERT_EQ(run_trainrt({"model", "mlp", "--hidden", "32", "-o", folder.file("m.onnx")}).exit_code,
             0);
   const ProgramResult plan =
