@@ -1,28 +1,41 @@
 """Predicted against measured step time on this machine.
 
-    predicted_time.py build/trainrt [--models mlp,cnn,gpt] [--devices cpu:1,cpu:2,nproc:2]
-                      [--profiles FOLDER] [--steps 12] [--busy]
+    predicted_time.py build/trainrt FOLDER [--seconds 140] [--models mlp,cnn,gpt]
+                      [--devices cpu:1,cpu:2,nproc:2] [--rounds 3] [--report] [--attribute]
 
-For each kind of device: `trainrt profile`, then for each layout `trainrt plan` with everything pinned and
-`trainrt run` with the same flags. Prints both times, their ratio, and Kendall's tau between the orders in
-which prediction and measurement put the layouts of one model. --profiles keeps the profiles in a folder
-and takes them from there when they are there, so that the table can be made in parts.
+For each kind of device: `trainrt profile`, then for each layout `trainrt plan` with everything pinned, and
+`trainrt run` of that plan. Layouts take turns: every round runs each of them once in a process of its own,
+so that a slow minute of the machine does not meet one layout alone. A run counts with the median of its steps,
+a layout with its fastest run, since other programs only ever add time. Whatever was measured is kept in FOLDER, and a call ends after --seconds, so the
+table can be made in parts; --report prints it. --attribute compares traces instead (compare_traces.py).
+
+Prints both times of each layout and their ratio, and by model and by kind of device the share of layouts
+within 15 % and Kendall's tau between the orders in which prediction and measurement put the layouts.
 """
 
 import argparse
+import array
 import itertools
 import json
 import pathlib
+import random
 import statistics
 import subprocess
-import tempfile
+import sys
+import time
+import zipfile
 
-BUSY = False  # other programs run: the least of the steps counts, which they disturb least
+HERE = pathlib.Path(__file__).resolve().parent
+WARM_UP = 3
+BATCHES = 4  # in the data set
 
+STEPS = {"mlp": 60, "cnn": 90, "gpt": 15}  # of a run: about a second
+
+# name: (arguments of `trainrt model`, batch size)
 MODELS = {
-    "mlp": (["mlp", "--hidden", 512], 256, []),
-    "cnn": (["cnn"], 64, []),
-    "gpt": (["gpt2", "--layers", 4, "--hidden", 128, "--heads", 4, "--vocab", 1024, "--seq", 128], 16, []),
+    "mlp": (["mlp", "--layers", 4, "--hidden", 512], 256),
+    "cnn": (["cnn", "--layers", 3, "--hidden", 16], 64),
+    "gpt": (["gpt2", "--layers", 4, "--hidden", 128, "--heads", 4, "--vocab", 1024, "--seq", 128], 16),
 }
 
 
@@ -44,83 +57,214 @@ def layouts(devices, batch):
     return split
 
 
-def run(*words, check=True):
+class Failed(Exception):
+    pass
+
+
+def run(*words):
     result = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    if check and result.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, words))}\n{result.stderr[-3000:]}")
-    return result
-
-
-def predict(program, model, cluster, flags):
-    result = run(program, "plan", model, "--cluster", cluster, "--precision", "fp32", "--format", "json",
-                 *flags, check=False)
     if result.returncode != 0:
-        return None, result.stderr.strip().splitlines()[-1]
-    return json.loads(result.stdout)["predicted"]["step_seconds"], ""
+        raise Failed(f"{' '.join(map(str, words))}\n{result.stderr[-300:]}")
+    return result.stdout
 
 
-def measure(program, model, devices, flags, steps, folder):
-    log = folder / "log.jsonl"
-    kind = ["--nproc", 2] if devices.startswith("nproc") else ["--devices", devices]
-    result = run(program, "run", model, *kind, "--steps", steps, "--metrics", log, *flags, check=False)
-    if result.returncode != 0:
-        return None, result.stderr.strip().splitlines()[-1]
-    seconds = [json.loads(line)["step_seconds"] for line in log.read_text().splitlines()]
-    return (min if BUSY else statistics.median)(seconds[2:]), ""
+def ranks_of(devices):
+    return ["--nproc", 2] if devices.startswith("nproc") else ["--devices", devices]
+
+
+def npy(kind, shape, values):
+    """NumPy's file format, version 1."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+    header = header.ljust(117) + "\n"  # with the 10 bytes before it a multiple of 64
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + values.tobytes()
+
+
+class Bench:
+    def __init__(self, options):
+        self.options, self.program, self.folder = options, options.program, options.folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.until = time.monotonic() + options.seconds
+        self.cells = [(devices, model, layout)
+                      for devices in options.devices.split(",")
+                      for model in options.models.split(",")
+                      for layout in layouts(devices, MODELS[model][1])]
+
+    def out_of_time(self):
+        return time.monotonic() > self.until
+
+    def model_file(self, model):
+        path = self.folder / f"{model}.onnx"
+        if not path.exists():
+            run(self.program, "model", *MODELS[model][0], "-o", path)
+        return path
+
+    # A file, so that reading it costs next to nothing: synthetic samples are drawn while training.
+    def data(self, model):
+        samples = MODELS[model][1] * BATCHES
+        draw = random.Random(0)
+        if model == "gpt":
+            path = self.folder / "tokens.bin"
+            if not path.exists():
+                path.write_bytes(array.array("H", draw.choices(range(1024), k=samples * 128 + 1)).tobytes())
+            return f"tokens:{path}"
+        path = self.folder / f"{model}.npz"
+        if not path.exists():
+            shape = (samples, 784) if model == "mlp" else (samples, 1, 28, 28)
+            pixels = array.array("f", (draw.gauss(0, 1) for _ in range(samples * 784)))
+            labels = array.array("q", draw.choices(range(10), k=samples))
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("input.npy", npy("<f4", shape, pixels))
+                file.writestr("labels.npy", npy("<i8", (samples,), labels))
+        return path
+
+    def flags(self, devices, model, layout):
+        batch = MODELS[model][1]
+        return ["--data", self.data(model), "--batch-size", batch, "--precision", "fp32",
+                *layouts(devices, batch)[layout]]
+
+    def profile(self, devices):
+        path = self.folder / f"{devices.replace(':', '_')}.yaml"
+        if not path.exists():
+            run(self.program, "profile", *ranks_of(devices), "-o", path)
+        return path
+
+    def stem(self, cell):
+        return self.folder / "-".join(cell).replace(":", "_").replace(",", "").replace(" ", "_")
+
+    # The prediction, anew each time; the plan stays as it was first made, since runs follow it.
+    def predict(self, cell, *more):
+        devices, model, layout = cell
+        plan = self.stem(cell).with_suffix(".plan.json")
+        pins = self.flags(*cell)
+        if plan.exists():
+            pins = ["--plan", plan, *self.flags(*cell)[:2]]
+        report = run(self.program, "plan", self.model_file(model), "--cluster", self.profile(devices),
+                     "--format", "json", "--what-if", "off", *pins, *more)
+        if not plan.exists():
+            plan.write_text(json.dumps(json.loads(report)["plan"]))
+        return json.loads(report)["predicted"]["step_seconds"]
+
+    def measure(self, cell, *more):
+        devices, model, layout = cell
+        log = self.stem(cell).with_suffix(".log")
+        run(self.program, "run", self.model_file(model), *ranks_of(devices), "--data", self.data(model),
+            "--batch-size", MODELS[model][1], "--plan", self.stem(cell).with_suffix(".plan.json"),
+            "--steps", STEPS[model], "--metrics", log, *more)
+        return [json.loads(line)["step_seconds"] for line in log.read_text().splitlines()][WARM_UP:]
+
+    def measured_file(self, cell):
+        return self.stem(cell).with_suffix(".measured.json")
+
+    def rounds(self, cell):
+        path = self.measured_file(cell)
+        return json.loads(path.read_text()) if path.exists() else []
+
+    def work(self):
+        for devices in self.options.devices.split(","):
+            self.profile(devices)
+            if self.out_of_time():
+                return False
+        for turn in range(self.options.rounds):
+            # Another order each time: what disturbs comes and goes.
+            for cell in random.Random(turn).sample(self.cells, len(self.cells)):
+                known = self.rounds(cell)
+                if len(known) > turn:
+                    continue
+                if self.out_of_time():
+                    return False
+                try:
+                    if not self.stem(cell).with_suffix(".plan.json").exists():
+                        self.predict(cell)
+                    known.append(self.measure(cell))
+                except Failed as failed:
+                    print(failed, file=sys.stderr)
+                    known.append([])
+                self.measured_file(cell).write_text(json.dumps(known))
+        return True
+
+    def report(self):
+        print("| model | devices | layout | predicted ms | measured ms | predicted / measured |")
+        print("|---|---|---|---|---|---|")
+        pairs = {}
+        for cell in sorted(self.cells, key=lambda cell: cell[1]):
+            steps = [statistics.median(one) for one in self.rounds(cell) if one]
+            if not steps:
+                print(f"| {cell[1]} | {cell[0]} | {cell[2]} | | | |")
+                continue
+            pair = self.predict(cell), min(steps)
+            pairs[cell] = pair
+            print(f"| {cell[1]} | {cell[0]} | {cell[2]} | {pair[0] * 1e3:.2f} | {pair[1] * 1e3:.2f} | "
+                  f"{pair[0] / pair[1]:.2f} |", flush=True)
+        print("\n| layouts | within 15 % | least | most | tau |\n|---|---|---|---|---|")
+        summarize("all", list(pairs.values()), None)
+        for model in self.options.models.split(","):
+            summarize(model, *[[p for cell, p in pairs.items() if cell[1] == model]] * 2)
+        for devices in self.options.devices.split(","):
+            summarize(devices, [p for cell, p in pairs.items() if cell[0] == devices], None)
+        for model, devices in itertools.product(self.options.models.split(","),
+                                                self.options.devices.split(",")):
+            own = [p for cell, p in pairs.items() if cell[1] == model and cell[0] == devices]
+            summarize(f"{model}, {devices}", own, own)
+
+    def attribute(self):
+        for cell in self.cells:
+            if self.out_of_time():
+                return
+            if self.options.only and not any(
+                    all(part in ", ".join(cell) for part in one.split("+"))
+                    for one in self.options.only.split(";")):
+                continue
+            predicted, measured = (self.stem(cell).with_suffix(f".{kind}.json")
+                                   for kind in ("predicted", "trace"))
+            print(f"\n{', '.join(cell)}", flush=True)
+            self.predict(cell, "--trace", predicted)
+            steps = self.measure(cell, "--trace", measured)
+            print(f"traced step {statistics.median(steps) * 1e3:.2f} ms")
+            for rank in range(1 if cell[0] == "cpu:1" else 2):
+                print(run(sys.executable, HERE / "compare_traces.py", predicted, measured, "--rank", rank),
+                      flush=True)
 
 
 def kendall(pairs):
-    agreed = total = 0
-    for (a, b), (c, d) in itertools.combinations(pairs, 2):
-        total += 1
-        agreed += 1 if (a - c) * (b - d) > 0 else -1
-    return agreed / total if total else float("nan")
+    """Kendall's tau-b: pairs that tie on one side neither agree nor disagree."""
+    signs = [((a > c) - (a < c), (b > d) - (b < d)) for (a, b), (c, d) in itertools.combinations(pairs, 2)]
+    of_predicted = sum(p != 0 for p, _ in signs)
+    of_measured = sum(m != 0 for _, m in signs)
+    if not of_predicted or not of_measured:
+        return float("nan")
+    return sum(p * m for p, m in signs) / (of_predicted * of_measured) ** 0.5
+
+
+def summarize(name, pairs, ranked):
+    if not pairs:
+        return
+    ratios = [p / m for p, m in pairs]
+    within = sum(0.85 <= r <= 1.15 for r in ratios)
+    tau = "" if ranked is None else f"{kendall(ranked):.2f}"
+    print(f"| {name} | {within} of {len(ratios)} | {min(ratios):.2f} | {max(ratios):.2f} | {tau} |")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--models", default="mlp,cnn,gpt")
     parser.add_argument("--devices", default="cpu:1,cpu:2,nproc:2")
-    parser.add_argument("--profiles", type=pathlib.Path)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--busy", action="store_true", help="take the least of the steps, not the median")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--attribute", action="store_true")
+    parser.add_argument("--only", default="", help="of --attribute: layouts whose name holds these parts: A+B;C")
     options = parser.parse_args()
-    global BUSY
-    BUSY = options.busy
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        profiles = options.profiles or folder
-        profiles.mkdir(exist_ok=True)
-        by_model = {}
-        print("| model | devices | layout | predicted ms | measured ms | predicted / measured |")
-        print("|---|---|---|---|---|---|")
-        for devices in options.devices.split(","):
-            cluster = profiles / f"{devices.replace(':', '_')}.yaml"
-            if not cluster.exists():
-                run(options.program, "profile", "--devices", devices.replace("nproc", "cpu"), "-o", cluster)
-            for model_name in options.models.split(","):
-                words, batch, flags = MODELS[model_name]
-                model = folder / f"{model_name}.onnx"
-                if not model.exists():
-                    run(options.program, "model", *words, "-o", model)
-                for layout, pins in layouts(devices, batch).items():
-                    all_flags = ["--batch-size", batch, *flags, *pins]
-                    predicted, why = predict(options.program, model, cluster, all_flags)
-                    measured, why_not = measure(
-                        options.program, model, devices, all_flags, options.steps, folder)
-                    if predicted is None or measured is None:
-                        print(f"| {model_name} | {devices} | {layout} | {why[:60]} | {why_not[:60]} | |",
-                              flush=True)
-                        continue
-                    by_model.setdefault(model_name, []).append((predicted, measured))
-                    print(f"| {model_name} | {devices} | {layout} | {predicted * 1e3:.2f} | "
-                          f"{measured * 1e3:.2f} | {predicted / measured:.2f} |", flush=True)
-        ratios = [p / m for pairs in by_model.values() for p, m in pairs]
-        print(f"\nwithin 15 %: {sum(0.85 <= r <= 1.15 for r in ratios)} of {len(ratios)}; worst "
-              f"{min(ratios):.2f} and {max(ratios):.2f}")
-        for model_name, pairs in by_model.items():
-            print(f"tau of {model_name}: {kendall(pairs):.2f} over {len(pairs)} layouts")
+    bench = Bench(options)
+    if options.report:
+        bench.report()
+    elif options.attribute:
+        bench.attribute()
+    elif bench.work():
+        bench.report()
+    else:
+        print("more is to be measured: call again")
 
 
 if __name__ == "__main__":
