@@ -30,46 +30,79 @@ struct Family {
   std::vector<std::string> sizes;
 };
 
-class GpuFamilyTest : public ::testing::TestWithParam<Family> {
+class GpuRun : public ::testing::Test {
  protected:
-  std::vector<nlohmann::json> train(const std::string& device) {
+  // Losses of five steps.
+  std::vector<double> train(const Family& family,
+                            const std::string& device,
+                            const std::vector<std::string>& more) {
     const std::string model = folder_.file("model.onnx"), metrics = folder_.file("m.jsonl");
-    std::vector<std::string> write = {"model", GetParam().name, "-o", model};
-    write.insert(write.end(), GetParam().sizes.begin(), GetParam().sizes.end());
+    std::vector<std::string> write = {"model", family.name, "-o", model};
+    write.insert(write.end(), family.sizes.begin(), family.sizes.end());
     EXPECT_EQ(run_trainrt(write).exit_code, 0);
-    const ProgramResult result = run_trainrt({"run",
-                                              model,
-                                              "--devices",
-                                              device,
-                                              "--precision",
-                                              "fp32",
-                                              "--steps",
-                                              "5",
-                                              "--batch-size",
-                                              "8",
-                                              "--metrics",
-                                              metrics});
+    std::vector<std::string> run = {"run",
+                                    model,
+                                    "--devices",
+                                    device,
+                                    "--steps",
+                                    "5",
+                                    "--batch-size",
+                                    "8",
+                                    "--metrics",
+                                    metrics};
+    run.insert(run.end(), more.begin(), more.end());
+    const ProgramResult result = run_trainrt(run);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    std::vector<nlohmann::json> steps;
+    std::vector<double> losses;
     std::istringstream lines(file_text(metrics));
     for (std::string line; std::getline(lines, line);) {
-      steps.push_back(nlohmann::json::parse(line));
+      losses.push_back(nlohmann::json::parse(line).at("loss"));
     }
-    return steps;
+    return losses;
+  }
+  static void expect_near(const std::vector<double>& actual,
+                          const std::vector<double>& expected,
+                          double tolerance) {
+    ASSERT_EQ(expected.size(), 5u);
+    ASSERT_EQ(actual.size(), 5u);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(actual[i], expected[i], tolerance * std::fabs(expected[i])) << i;
+    }
   }
   TemporaryFolder folder_;
 };
 
+class GpuFamilyTest : public GpuRun, public ::testing::WithParamInterface<Family> {};
+
 TEST_P(GpuFamilyTest, TrainsAsOnTheCpuAndTwiceAlike) {
-  const std::vector<nlohmann::json> cpu = train("cpu"), gpu = train("cuda:0"),
-                                    again = train("cuda:0");
-  ASSERT_EQ(cpu.size(), 5u);
-  ASSERT_EQ(gpu.size(), 5u);
-  for (size_t i = 0; i < cpu.size(); ++i) {
-    const double expected = cpu[i].at("loss");
-    EXPECT_NEAR(gpu[i].at("loss").get<double>(), expected, 1e-4 * std::fabs(expected)) << i;
-    EXPECT_NEAR(again[i].at("loss").get<double>(), gpu[i].at("loss").get<double>(), 1e-5) << i;
+  const std::vector<std::string> fp32 = {"--precision", "fp32"};
+  const std::vector<double> gpu = train(GetParam(), "cuda:0", fp32);
+  expect_near(gpu, train(GetParam(), "cpu", fp32), 1e-4);
+  expect_near(train(GetParam(), "cuda:0", fp32), gpu, 1e-5);
+}
+
+const std::vector<std::string> kSmallText = {
+    "--layers", "2", "--hidden", "256", "--heads", "4", "--seq", "128", "--vocab", "1000"};
+
+// cuDNN's fused engines take the attention of these.
+TEST_F(GpuRun, FusedAttentionTrainsAsOnTheCpu) {
+  const Family families[] = {{"gpt2", kSmallText},
+                             {"llama", kSmallText},
+                             {"vit", {"--layers", "2", "--hidden", "256", "--heads", "4"}}};
+  for (const Family& sizes : families) {
+    SCOPED_TRACE(sizes.name);
+    for (const std::string precision : {"bf16", "fp16"}) {
+      SCOPED_TRACE(precision);
+      const std::vector<std::string> low = {"--precision", precision};
+      expect_near(train(sizes, "cuda:0", low), train(sizes, "cpu", low), 1e-2);
+    }
   }
+}
+
+TEST_F(GpuRun, DeterministicRunsHaveEqualBits) {
+  const Family gpt{"gpt2", kSmallText};
+  const std::vector<std::string> flags = {"--precision", "bf16", "--deterministic"};
+  EXPECT_EQ(train(gpt, "cuda:0", flags), train(gpt, "cuda:0", flags));
 }
 
 INSTANTIATE_TEST_SUITE_P(
