@@ -11,11 +11,12 @@ using ::testing::HasSubstr;
 using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
+using testing::write_model;
 
 TEST(AnnotateCommandTest, APlannedModelRunsAsPlanned) {
   const TemporaryFolder folder;
   const std::string model = folder.file("m.onnx"), annotated = folder.file("a.onnx");
-  ASSERT_EQ(run_trainrt({"model", "mlp", "--hidden", "32", "-o", model}).exit_code, 0);
+  write_model("mlp --hidden 32", model);
   const ProgramResult plan =
       run_trainrt({"plan", model, "--devices", "cpu:2", "--dp", "2", "--annotate", annotated});
   ASSERT_EQ(plan.exit_code, 0) << plan.err;

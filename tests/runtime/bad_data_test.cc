@@ -22,6 +22,7 @@ using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
 using testing::write_idx_folder;
+using testing::write_model;
 using testing::write_text;
 
 struct BadData {
@@ -299,7 +300,7 @@ TEST(BadCheckpointTest, ACheckpointOfAnotherModelIsRefused) {
 TEST(BadCheckpointTest, ASaveThatFailsLeavesTheOneBefore) {
   const TemporaryFolder folder;
   const std::string file = folder.file("m.onnx"), checkpoints = folder.file("ck");
-  ASSERT_EQ(run_trainrt({"model", "lenet", "-o", file}).exit_code, 0);
+  write_model("lenet", file);
   ASSERT_EQ(run_trainrt({"run", file, "--steps", "1", "--checkpoint-dir", checkpoints}).exit_code,
             0);
   // No file may grow beyond 64 KiB: to the program the same as a full disk.
@@ -341,22 +342,7 @@ TEST(WeightedClassesTest, EvalGivesNoAccuracyThatIsNone) {
 TEST(BadTokenTest, ACharacterBeyondTheVocabularyIsFound) {
   const TemporaryFolder folder;
   const std::string file = folder.file("m.onnx"), text = folder.file("t.txt");
-  ASSERT_EQ(run_trainrt({"model",
-                         "gpt2",
-                         "--layers",
-                         "1",
-                         "--hidden",
-                         "16",
-                         "--heads",
-                         "2",
-                         "--vocab",
-                         "8",
-                         "--seq",
-                         "4",
-                         "-o",
-                         file})
-                .exit_code,
-            0);
+  write_model("gpt2 --layers 1 --hidden 16 --heads 2 --vocab 8 --seq 4", file);
   write_text(text, "abcdefghabcdefghabcdefghabcdefghi");
   const ProgramResult result = run_trainrt({"run", file, "--data", "text:" + text});
   EXPECT_EQ(result.exit_code, 2) << result.err;

@@ -12,6 +12,7 @@ namespace {
 
 using testing::ProgramResult;
 using testing::run_trainrt;
+using testing::write_model;
 
 double loss_of(const std::string& model) {
   const ProgramResult result =
@@ -23,8 +24,7 @@ double loss_of(const std::string& model) {
 TEST(ExportCommandTest, TheExportedModelIsTheTrainedOne) {
   testing::TemporaryFolder folder;
   const std::string model = folder.file("cnn.onnx"), trained = folder.file("trained.onnx");
-  ASSERT_EQ(run_trainrt({"model", "cnn", "--hidden", "4", "--ffn", "16", "-o", model}).exit_code,
-            0);
+  write_model("cnn --hidden 4 --ffn 16", model);
   for (const std::string devices : {"cpu", "cpu:2"}) {
     const ProgramResult run = run_trainrt({"run",
                                            model,

@@ -20,6 +20,7 @@ using ::testing::HasSubstr;
 using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
+using testing::write_model;
 using testing::write_text;
 using Words = std::vector<std::string>;
 
@@ -221,30 +222,15 @@ TEST_F(MaxTokensTest, LengthsComeFromAnArrayAMaskOrTheLabels) {
 // A GPT written by `trainrt model`, whose sequence dim is symbolic.
 class SymbolicModelTest : public MaxTokensTest {
  protected:
-  std::string write_gpt(const Words& more) {
+  std::string write_gpt(const std::string& more) {
     const std::string file = folder_.file("gpt.onnx");
-    Words words = {"model",
-                   "gpt2",
-                   "--layers",
-                   "2",
-                   "--hidden",
-                   "16",
-                   "--heads",
-                   "2",
-                   "--seq",
-                   "16",
-                   "--vocab",
-                   "20",
-                   "-o",
-                   file};
-    words.insert(words.end(), more.begin(), more.end());
-    EXPECT_EQ(run_trainrt(words).exit_code, 0);
+    write_model("gpt2 --layers 2 --hidden 16 --heads 2 --seq 16 --vocab 20 " + more, file);
     return file;
   }
 };
 
 TEST_F(SymbolicModelTest, ItTrainsAsTheOneWithAFixedLengthDoes) {
-  const auto course = [&](const Words& how, const Words& bind) {
+  const auto course = [&](const std::string& how, const Words& bind) {
     const std::string log = folder_.file("gpt.jsonl");
     Words words = {"run", write_gpt(how), "--steps", "4", "--batch-size", "4", "--metrics", log};
     words.insert(words.end(), bind.begin(), bind.end());
@@ -256,11 +242,11 @@ TEST_F(SymbolicModelTest, ItTrainsAsTheOneWithAFixedLengthDoes) {
     }
     return steps;
   };
-  EXPECT_EQ(course({}, {}), course({"--symbolic-seq"}, {"--bind", "sequence=16"}));
+  EXPECT_EQ(course("", {}), course("--symbolic-seq", {"--bind", "sequence=16"}));
 }
 
 TEST_F(SymbolicModelTest, ItsLossUnderTensorParallelPlansIsThatOfWholePaddedBatches) {
-  const std::string file = write_gpt({"--symbolic-seq"}), log = folder_.file("gpt.jsonl");
+  const std::string file = write_gpt("--symbolic-seq"), log = folder_.file("gpt.jsonl");
   const auto course = [&](const Words& more) {
     Words words = {"run",
                    file,

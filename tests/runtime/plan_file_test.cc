@@ -17,22 +17,7 @@ using Json = nlohmann::json;
 class PlanFileTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_EQ(run_trainrt({"model",
-                           "gpt2",
-                           "--layers",
-                           "3",
-                           "--hidden",
-                           "32",
-                           "--heads",
-                           "4",
-                           "--seq",
-                           "16",
-                           "--vocab",
-                           "64",
-                           "-o",
-                           model()})
-                  .exit_code,
-              0);
+    write_model("gpt2 --layers 3 --hidden 32 --heads 4 --seq 16 --vocab 64", model());
   }
 
   std::string model() const { return folder_.file("m.onnx"); }
@@ -125,20 +110,7 @@ TEST_F(PlanFileTest, PaddingHolds) {
   const Json plan = followed({{"padding", {{"MatMul", 48}}}}, {"--devices", "cpu"});
   EXPECT_EQ(plan["padding"], Json({{"MatMul", 48}}));
   // Products are padded where that pays: the head of 50,257 words, on matrix units.
-  ASSERT_EQ(run_trainrt({"model",
-                         "gpt2",
-                         "--layers",
-                         "2",
-                         "--hidden",
-                         "4096",
-                         "--heads",
-                         "32",
-                         "--seq",
-                         "128",
-                         "-o",
-                         model()})
-                .exit_code,
-            0);
+  write_model("gpt2 --layers 2 --hidden 4096 --heads 32 --seq 128", model());
   EXPECT_FALSE(
       found({"--cluster", "dgx-a100", "--tp", "2", "--batch-size", "32"})["padding"].empty());
 }

@@ -10,6 +10,7 @@ namespace {
 using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
+using testing::write_model;
 
 TEST(ProfileCommandTest, WritesAClusterOfThisMachine) {
   const TemporaryFolder folder;
@@ -53,8 +54,7 @@ TEST(ProfileCommandTest, PlansTakeTheFile) {
       run_trainrt({"profile", "--nproc", "2", "--seconds", "0.2", "-o", folder.file("here.yaml")})
           .exit_code,
       0);
-  ASSERT_EQ(run_trainrt({"model", "mlp", "--hidden", "32", "-o", folder.file("m.onnx")}).exit_code,
-            0);
+  write_model("mlp --hidden 32", folder.file("m.onnx"));
   const ProgramResult plan =
       run_trainrt({"plan", folder.file("m.onnx"), "--cluster", folder.file("here.yaml")});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;

@@ -21,6 +21,7 @@ using ::testing::Not;
 using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
+using testing::write_model;
 
 class StartTextTest : public ::testing::Test {
  protected:
@@ -96,22 +97,7 @@ TEST_F(StartTextTest, ASignalBeforeTheFirstStepEndsTheRunAtOnce) {
   // A pipe that nobody writes to holds the run up for as long as it takes.
   const std::string pipe = folder_.file("text.txt");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  ASSERT_EQ(run_trainrt({"model",
-                         "gpt2",
-                         "--layers",
-                         "1",
-                         "--hidden",
-                         "16",
-                         "--heads",
-                         "2",
-                         "--vocab",
-                         "32",
-                         "--seq",
-                         "8",
-                         "-o",
-                         model_})
-                .exit_code,
-            0);
+  write_model("gpt2 --layers 1 --hidden 16 --heads 2 --vocab 32 --seq 8", model_);
   const pid_t pid =
       testing::start_trainrt({"run", model_, "--data", "text:" + pipe}, folder_.path());
   // Its handler stands when the model is read; whenever the signal comes, the process ends by it.

@@ -21,6 +21,7 @@ using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::start_trainrt;
 using testing::TemporaryFolder;
+using testing::write_model;
 
 std::vector<std::string> run_arguments(const std::string& model,
                                        const std::string& checkpoints,
@@ -102,7 +103,7 @@ TEST(SurvivalTest, ARunKilledAtRandomMomentsEndsAsIfNeverKilled) {
 TEST(LongSurvivalTest, FiftyKillsAlsoDuringSavesLoseNothing) {
   const TemporaryFolder folder;
   const std::string model = folder.file("mlp.onnx");
-  ASSERT_EQ(run_trainrt({"model", "mlp", "--hidden", "512", "-o", model}).exit_code, 0);
+  write_model("mlp --hidden 512", model);
   expect_survival(model,
                   folder,
                   {.kills = 50, .longest_milliseconds = 1500, .steps = 600, .checkpoint_every = 1});

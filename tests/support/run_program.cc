@@ -40,6 +40,19 @@ void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
+void write_model(const std::string& words, const std::string& file) {
+  std::vector<std::string> arguments = {"model"};
+  std::istringstream stream(words);
+  for (std::string word; stream >> word;) {
+    arguments.push_back(word);
+  }
+  arguments.insert(arguments.end(), {"-o", file});
+  const ProgramResult result = run_trainrt(arguments);
+  if (result.exit_code != 0) {
+    throw std::runtime_error("cannot write the model '" + words + "': " + result.err);
+  }
+}
+
 pid_t start_trainrt(const std::vector<std::string>& arguments, const std::string& folder) {
   std::vector<std::string> words = {trainrt_binary()};
   words.insert(words.end(), arguments.begin(), arguments.end());

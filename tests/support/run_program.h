@@ -17,6 +17,9 @@ struct ProgramResult {
 // Runs build/trainrt to its end.
 ProgramResult run_trainrt(const std::vector<std::string>& arguments);
 
+// The example model `words` ("gpt2 --layers 1") as a file; throws when it could not be written.
+void write_model(const std::string& words, const std::string& file);
+
 // Starts it and returns its process id; output goes to files in `folder` ("out", "err").
 pid_t start_trainrt(const std::vector<std::string>& arguments, const std::string& folder);
 // Waits for its end.
