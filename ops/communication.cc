@@ -1,12 +1,16 @@
 // Communication as operators: types and cost, so that a program's collectives are nodes like any
 // other. The executor carries them out through the communicator of their group; there is no kernel.
+//
+// AllReduce, ReduceScatter and AllGather take several tensors as well (a bucket): output i is input
+// i's, and `sizes` holds those of each tensor, one after the other.
+#include <numeric>
+
 #include "graph/op_def.h"
 
 namespace trainrt {
 
 namespace {
 
-// The extent of `axis` is the sum of `sizes` whole, and sizes[index] on one rank.
 Shape with_extent(Shape shape, const OpContext& op, int64_t extent) {
   const int axis =
       normalize_axis(op.attributes().get_int("axis", 0), static_cast<int>(shape.size()));
@@ -14,25 +18,48 @@ Shape with_extent(Shape shape, const OpContext& op, int64_t extent) {
   return shape;
 }
 
-int64_t sum_of_sizes(const OpContext& op) {
-  int64_t sum = 0;
-  for (const int64_t size : op.attributes().get_ints("sizes")) {
-    sum += size;
+// How tensor i is cut over the ranks: `axis` has the sum of these whole, sizes[index] on one rank.
+std::vector<int64_t> sizes_of(const OpContext& op, int i) {
+  const std::vector<int64_t>& all = op.attributes().get_ints("sizes");
+  const auto degree = static_cast<std::ptrdiff_t>(all.size()) / op.num_inputs();
+  const auto begin = all.begin() + i * degree;
+  return {begin, begin + degree};
+}
+
+int64_t whole_size(const OpContext& op, int i) {
+  const std::vector<int64_t> sizes = sizes_of(op, i);
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+}
+
+int64_t own_size(const OpContext& op, int i) {
+  return sizes_of(op, i).at(static_cast<size_t>(op.attributes().get_int("index")));
+}
+
+// Each tensor's `axis` changes from `before` to `after`.
+TensorTypes with_extents(const OpContext& op,
+                         int64_t (*before)(const OpContext&, int),
+                         int64_t (*after)(const OpContext&, int)) {
+  TensorTypes types;
+  for (int i = 0; i < op.num_inputs(); ++i) {
+    const Shape& shape = op.input_shape(i);
+    const int axis =
+        normalize_axis(op.attributes().get_int("axis", 0), static_cast<int>(shape.size()));
+    TRAINRT_REQUIRE(shape[static_cast<size_t>(axis)] == before(op, i),
+                    kInvalidModel,
+                    op.node().op_type,
+                    ": input ",
+                    i,
+                    " has ",
+                    shape[static_cast<size_t>(axis)],
+                    " along its axis, wanted ",
+                    before(op, i));
+    types.push_back({op.input_dtype(i), with_extent(shape, op, after(op, i))});
   }
-  return sum;
-}
-
-int64_t own_size(const OpContext& op) {
-  const std::vector<int64_t>& sizes = op.attributes().get_ints("sizes");
-  return sizes.at(static_cast<size_t>(op.attributes().get_int("index")));
-}
-
-int64_t axis_extent(const OpContext& op) {
-  return op.input_shape(0).at(static_cast<size_t>(op.axis(0)));
+  return types;
 }
 
 // Segments lie one after the other in a communicator's buffer; along an axis that is not the
-// outermost they have to be packed.
+// outermost they have to be packed, which buckets never are.
 bool needs_packing(const OpContext& op) {
   return dims_product(op.input_shape(0), 0, op.axis(0)) > 1;
 }
@@ -59,23 +86,21 @@ OpDef communication(const char* name, std::function<TensorTypes(const OpContext&
   return op;
 }
 
-OpDef same_type(const char* name) {
-  OpDef op =
-      communication(name, [](const OpContext& c) -> TensorTypes { return {c.input_type(0)}; });
-  op.inplace = {{0, 0, false}};
+OpDef same_types(const char* name) {
+  OpDef op = communication(name, [](const OpContext& c) {
+    TensorTypes types;
+    for (int i = 0; i < c.num_inputs(); ++i) {
+      types.push_back(c.input_type(i));
+    }
+    return types;
+  });
+  op.inplace = {{0, 0, false}};  // of a bucket: parallel/program.h
   return op;
 }
 
 OpDef all_gather() {
-  OpDef op = communication("AllGather", [](const OpContext& c) -> TensorTypes {
-    TRAINRT_REQUIRE(axis_extent(c) == own_size(c),
-                    kInvalidModel,
-                    "AllGather: input has ",
-                    axis_extent(c),
-                    " along its axis, wanted ",
-                    own_size(c));
-    return {{c.input_dtype(0), with_extent(c.input_shape(0), c, sum_of_sizes(c))}};
-  });
+  OpDef op = communication(
+      "AllGather", [](const OpContext& c) { return with_extents(c, own_size, whole_size); });
   op.workspace = [](const OpContext& c, const DeviceSpec&) {
     return needs_packing(c) ? c.output_type(0).bytes() : 0;
   };
@@ -83,15 +108,8 @@ OpDef all_gather() {
 }
 
 OpDef reduce_scatter() {
-  OpDef op = communication("ReduceScatter", [](const OpContext& c) -> TensorTypes {
-    TRAINRT_REQUIRE(axis_extent(c) == sum_of_sizes(c),
-                    kInvalidModel,
-                    "ReduceScatter: input has ",
-                    axis_extent(c),
-                    " along its axis, the sizes add up to ",
-                    sum_of_sizes(c));
-    return {{c.input_dtype(0), with_extent(c.input_shape(0), c, own_size(c))}};
-  });
+  OpDef op = communication(
+      "ReduceScatter", [](const OpContext& c) { return with_extents(c, whole_size, own_size); });
   op.workspace = [](const OpContext& c, const DeviceSpec&) {
     return needs_packing(c) ? c.input_type(0).bytes() : 0;
   };
@@ -101,7 +119,7 @@ OpDef reduce_scatter() {
 // `axis` is cut by `sizes` on the way in, `concat_axis` grows on the way out.
 OpDef all_to_all() {
   OpDef op = communication("AllToAll", [](const OpContext& c) -> TensorTypes {
-    Shape shape = with_extent(c.input_shape(0), c, own_size(c));
+    Shape shape = with_extent(c.input_shape(0), c, own_size(c, 0));
     const int grown =
         normalize_axis(c.attributes().get_int("concat_axis"), static_cast<int>(shape.size()));
     int64_t extent = 0;
@@ -130,8 +148,8 @@ OpDef recv() {
   });
 }
 
-const RegisterOp kAllReduce{same_type("AllReduce")};
-const RegisterOp kBroadcast{same_type("Broadcast")};
+const RegisterOp kAllReduce{same_types("AllReduce")};
+const RegisterOp kBroadcast{same_types("Broadcast")};
 const RegisterOp kAllGather{all_gather()};
 const RegisterOp kReduceScatter{reduce_scatter()};
 const RegisterOp kAllToAll{all_to_all()};

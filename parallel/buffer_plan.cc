@@ -68,7 +68,9 @@ BufferPlan::BufferPlan(const ProgramVariant& variant,
                        const DeviceSpec& device,
                        std::vector<TimeLine>* lines,
                        const std::unordered_map<std::string, PersistentAddress>& persistent)
-    : graph_(variant.graph), buffer_of_(static_cast<size_t>(graph_.num_values()), -1) {
+    : graph_(variant.graph),
+      buffer_of_(static_cast<size_t>(graph_.num_values()), -1),
+      num_readers_(static_cast<size_t>(graph_.num_values()), 0) {
   for (ValueId id = 0; id < graph_.num_values(); ++id) {
     const Value& value = graph_.value(id);
     if (is_persistent(value.kind)) {
@@ -78,7 +80,15 @@ BufferPlan::BufferPlan(const ProgramVariant& variant,
       const PersistentAddress& at = persistent.at(persistent_key(value));
       buffer.on_host = at.on_host;
       buffer.fixed_offset = at.offset;
+      buffer.accumulator = value.kind == ValueKind::kGradient;
       add(id, buffer);
+    }
+  }
+  for (const Node& node : graph_.nodes()) {
+    for (const ValueId input : node.inputs) {
+      if (input != kNoValue) {
+        ++num_readers_[static_cast<size_t>(input)];
+      }
     }
   }
   // Updates happen in place. A phase may read what an earlier step or no node at all wrote.
@@ -175,6 +185,14 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
   share_storage(line);
 }
 
+// Accumulated gradients are summed over ranks where they are: nobody reads a rank's own sum any
+// more (the next step's first micro-batch overwrites it).
+bool BufferPlan::ends_accumulator(const Node& node, ValueId input) const {
+  return node.op_type == comm_op::kAllReduce &&
+         buffers_[static_cast<size_t>(buffer_of(input))].accumulator &&
+         num_readers_[static_cast<size_t>(input)] == 1;
+}
+
 // The output of `node` takes the storage of an input that is not read later.
 bool BufferPlan::try_inplace(const Node& node, const Inplace& alias, int instant) {
   if (alias.output >= static_cast<int>(node.outputs.size()) ||
@@ -191,7 +209,7 @@ bool BufferPlan::try_inplace(const Node& node, const Inplace& alias, int instant
     return true;
   }
   const Buffer &source = buffer(into), &target = buffer(from);
-  if (alias.always && source.fixed) {
+  if (source.fixed && (alias.always || ends_accumulator(node, input))) {
     merge(into, from);
     return true;
   }
@@ -234,7 +252,7 @@ void BufferPlan::share_storage(const TimeLine& line) {
       const Node& node = graph_.node(id);
       // An output takes the storage of one input: with a second, two inputs would become one.
       std::vector<int> placed;
-      for (const Inplace& alias : get_op(node.op_type).inplace) {
+      for (const Inplace& alias : inplace_of(node)) {
         if (std::find(placed.begin(), placed.end(), alias.output) != placed.end()) {
           continue;
         }

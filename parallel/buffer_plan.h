@@ -31,7 +31,8 @@ struct Buffer {
   bool fixed = false;      // persistent: has an address already
   bool step_wide = false;  // read on several time lines: lives as long as persistent ones
   int64_t fixed_offset = 0;
-  bool on_host = false;  // fixed: in the host's arena
+  bool on_host = false;      // fixed: in the host's arena
+  bool accumulator = false;  // fixed: of a gradient
   Category category = Category::kActivation;
 };
 
@@ -119,10 +120,12 @@ class BufferPlan {
 
   void walk(const DeviceSpec& device, TimeLine& line, int index);
   void share_storage(const TimeLine& line);
+  bool ends_accumulator(const Node& node, ValueId input) const;
   bool try_inplace(const Node& node, const Inplace& alias, int instant);
 
   const Graph& graph_;
   std::vector<int> buffer_of_;
+  std::vector<int> num_readers_;  // by value
   std::vector<Buffer> buffers_;
   std::vector<int> parent_;
   std::unordered_map<ValueId, ValueId> alias_of_;   // new value of a state -> its target

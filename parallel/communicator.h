@@ -35,26 +35,57 @@ struct Message {
   int most_on_way = 1;  // of this tag, for all that this rank knows
 };
 
+// A tensor that a collective works on in place.
+struct WholeTensor {
+  void* data = nullptr;
+  int64_t count = 0;  // elements
+};
+
+// A tensor of which one side is cut: counts[r] elements, one segment after the other in rank order,
+// are rank r's. reduce_scatter: `input` is whole and `output` the own segment; all_gather: the
+// other way round.
+struct CutTensor {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::vector<int64_t> counts;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // In place on `count` elements.
-  virtual void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) = 0;
-  // Rank r receives the sum of segment r; segments have counts[r] elements and lie one after the
-  // other in `input`.
-  virtual void reduce_scatter(const void* input,
-                              void* output,
-                              const std::vector<int64_t>& counts,
+  // Several tensors of one dtype in one call (a bucket): one message's latency for all, while each
+  // stays where it is. All ranks name tensors of the same sizes in the same order.
+  virtual void all_reduce(const std::vector<WholeTensor>& tensors,
+                          DType dtype,
+                          ReductionKind reduction) = 0;
+  // Of each tensor, rank r receives the sum of segment r.
+  virtual void reduce_scatter(const std::vector<CutTensor>& tensors,
                               DType dtype,
                               ReductionKind reduction) = 0;
-  // Segment r of `output` is rank r's `input` of counts[r] elements.
-  virtual void all_gather(const void* input,
-                          void* output,
-                          const std::vector<int64_t>& counts,
-                          DType dtype) = 0;
+  // Of each tensor, segment r of `output` is rank r's `input`.
+  virtual void all_gather(const std::vector<CutTensor>& tensors, DType dtype) = 0;
+
+  // The same of one tensor.
+  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) {
+    all_reduce({{data, count}}, dtype, reduction);
+  }
+  void reduce_scatter(const void* input,
+                      void* output,
+                      const std::vector<int64_t>& counts,
+                      DType dtype,
+                      ReductionKind reduction) {
+    reduce_scatter({{input, output, counts}}, dtype, reduction);
+  }
+  void all_gather(const void* input,
+                  void* output,
+                  const std::vector<int64_t>& counts,
+                  DType dtype) {
+    all_gather({{input, output, counts}}, dtype);
+  }
+
   // send_counts[r] elements go to rank r, recv_counts[r] come from it, segments in rank order.
   virtual void all_to_all(const void* input,
                           const std::vector<int64_t>& send_counts,

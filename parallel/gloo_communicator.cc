@@ -6,11 +6,13 @@
 #include "parallel/gloo_communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include "parallel/process_communicator.h"
 #include "parallel/reduce_in_order.h"
 #include "parallel/shared_communicator.h"
+#include "parallel/strip.h"
 
 namespace trainrt {
 
@@ -38,70 +40,98 @@ class GlooCommunicator : public ProcessCommunicator {
  public:
   using ProcessCommunicator::ProcessCommunicator;
 
-  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
+  using Communicator::all_gather;
+  using Communicator::all_reduce;
+  using Communicator::reduce_scatter;
+
+  void all_reduce(const std::vector<WholeTensor>& tensors,
+                  DType dtype,
+                  ReductionKind reduction) override {
     const int64_t item = dtype_bytes(dtype);
-    std::byte* bytes = static_cast<std::byte*>(data);
+    const Strip data = strip_of(tensors, item);
+    const int64_t count = data.bytes() / item;
     Envelope envelope;
-    envelope.call = begin(Call::kAllReduce, count, dtype);
+    envelope.call = begin(Call::kAllReduce, count, dtype, tensors.size());
     envelope.call.reduction = static_cast<int32_t>(reduction);
-    if (count * item <= kInlineBytes) {
-      meet(envelope, at(data), equal_counts(count), equal_counts(count), item);
-      reduce_in_order(payloads(data), {data}, 0, count, dtype, reduction);
+    if (data.bytes() <= kInlineBytes) {
+      Inline own;
+      data.read(0, data.bytes(), own.data());
+      meet(envelope, at(own.data()), equal_counts(count), equal_counts(count), item);
+      reduce_in_order(payloads(own.data()), {own.data()}, 0, count, dtype, reduction);
+      data.write(0, data.bytes(), own.data());
     } else {
       meet(envelope, nullptr, equal_counts(count), equal_counts(count), item);
       const std::vector<int64_t> counts = even_segments(count, world_size());
-      std::byte* own = bytes + offsets_of(counts)[self()] * item;
-      reduce_pieces(bytes, own, counts, dtype, reduction, bytes);
+      reduce_pieces(data, data, offsets_of(counts)[self()] * item, counts, dtype, reduction, true);
     }
     end();
   }
 
-  void reduce_scatter(const void* input,
-                      void* output,
-                      const std::vector<int64_t>& counts,
+  void reduce_scatter(const std::vector<CutTensor>& tensors,
                       DType dtype,
                       ReductionKind reduction) override {
     const int64_t item = dtype_bytes(dtype);
-    const std::byte* bytes = static_cast<const std::byte*>(input);
+    const Strip input = wholes_of(tensors, item, true);
+    const Strip output = segments_of(tensors, self(), item, false);
+    const std::vector<int64_t> counts = counts_of(tensors, size());
     const std::vector<int64_t> offsets = offsets_of(counts);
     const int64_t own = counts.at(self());
     Envelope envelope;
-    envelope.call = begin(Call::kReduceScatter, total(counts), dtype);
+    envelope.call = begin(Call::kReduceScatter, total(counts), dtype, tensors.size());
     envelope.call.reduction = static_cast<int32_t>(reduction);
     if (*std::max_element(counts.begin(), counts.end()) * item <= kInlineBytes) {
-      const Source segment = [&](size_t r) { return bytes + offsets[r] * item; };
+      std::vector<Inline> segments(size());
+      for (size_t r = 0; r < size(); ++r) {
+        input.read(offsets[r] * item, counts[r] * item, segments[r].data());
+      }
+      const Source segment = [&](size_t r) { return segments[r].data(); };
       meet(envelope, segment, counts, equal_counts(own), item);
-      reduce_in_order(payloads(bytes + offsets[self()] * item), {output}, 0, own, dtype, reduction);
+      std::byte* sum = segments[self()].data();
+      reduce_in_order(payloads(sum), {sum}, 0, own, dtype, reduction);
+      output.write(0, own * item, sum);
     } else {
       meet(envelope, nullptr, counts, equal_counts(own), item);
-      reduce_pieces(bytes, output, counts, dtype, reduction, nullptr);
+      reduce_pieces(input, output, 0, counts, dtype, reduction, false);
     }
     end();
   }
 
-  void all_gather(const void* input,
-                  void* output,
-                  const std::vector<int64_t>& counts,
-                  DType dtype) override {
+  void all_gather(const std::vector<CutTensor>& tensors, DType dtype) override {
     const int64_t item = dtype_bytes(dtype);
-    std::byte* bytes = static_cast<std::byte*>(output);
+    const Strip input = segments_of(tensors, self(), item, true);
+    const Strip output = wholes_of(tensors, item, false);
+    const std::vector<int64_t> counts = counts_of(tensors, size());
     const std::vector<int64_t> offsets = offsets_of(counts);
     const size_t own = self();
     Envelope envelope;
-    envelope.call = begin(Call::kAllGather, total(counts), dtype);
+    envelope.call = begin(Call::kAllGather, total(counts), dtype, tensors.size());
     const bool is_small = *std::max_element(counts.begin(), counts.end()) * item <= kInlineBytes;
-    meet(envelope, is_small ? at(input) : nullptr, equal_counts(counts.at(own)), counts, item);
-    copy_bytes(bytes + offsets[own] * item, input, counts[own] * item);
+    // What lies in pieces is packed on both sides.
+    const std::byte* segment = input.find(0, input.bytes());
+    if (segment == nullptr) {
+      packed_.resize(static_cast<size_t>(input.bytes()));
+      input.read(0, input.bytes(), packed_.data());
+      segment = packed_.data();
+    }
+    meet(envelope, is_small ? at(segment) : nullptr, equal_counts(counts[own]), counts, item);
+    output.write(offsets[own] * item, counts[own] * item, segment);
+    scratch_.resize(output.is_one_piece() || is_small ? 0 : static_cast<size_t>(output.bytes()));
     std::vector<GlooMesh::Transfer> transfers;
     for (size_t r = 0; r < counts.size(); ++r) {
+      const int64_t begins = offsets[r] * item, bytes = counts[r] * item;
       if (is_small && r != own) {
-        copy_bytes(bytes + offsets[r] * item, received_[r].payload, counts[r] * item);
+        output.write(begins, bytes, received_[r].payload);
       } else if (r != own) {
-        start_send(input, counts[own] * item, r, SlotKind::kData, transfers);
-        start_receive(bytes + offsets[r] * item, counts[r] * item, r, SlotKind::kData, transfers);
+        std::byte* place = scratch_.empty() ? output.find(begins, bytes) : scratch_.data() + begins;
+        start_send(segment, input.bytes(), r, SlotKind::kData, transfers);
+        start_receive(place, bytes, r, SlotKind::kData, transfers);
       }
     }
     wait(transfers);
+    for (size_t r = 0; r < counts.size() && !scratch_.empty(); ++r) {
+      const int64_t begins = offsets[r] * item;
+      output.write(begins, r == own ? 0 : counts[r] * item, scratch_.data() + begins);
+    }
     end();
   }
 
@@ -138,8 +168,7 @@ class GlooCommunicator : public ProcessCommunicator {
   void broadcast(void* data, int64_t bytes, int root) override {
     const size_t source = static_cast<size_t>(root);
     Envelope envelope;
-    envelope.call = begin(Call::kBroadcast, bytes, DType::kUInt8);
-    envelope.call.root = root;
+    envelope.call = begin(Call::kBroadcast, bytes, DType::kUInt8, source);
     const int64_t sends = rank() == root ? bytes : 0;
     std::vector<int64_t> counts(size(), 0);
     counts.at(source) = bytes;
@@ -170,6 +199,7 @@ class GlooCommunicator : public ProcessCommunicator {
 
  private:
   using Source = std::function<const void*(size_t rank)>;  // payload for a rank
+  using Inline = std::array<std::byte, kInlineBytes>;
 
   uint64_t slot(SlotKind kind, int tag = 0) const {
     return (static_cast<uint64_t>(number()) << 36) | (static_cast<uint64_t>(kind) << 32) |
@@ -281,50 +311,68 @@ class GlooCommunicator : public ProcessCommunicator {
     return inputs;
   }
 
-  // Segment r of all ranks' `input`, reduced, into rank r's `output`; then, when `everywhere` is
-  // given, to all ranks at its place in there. The pieces of a segment that this rank has sent are
-  // not needed any more when the reduced piece arrives, so `everywhere` may be the input.
-  void reduce_pieces(const std::byte* input,
-                     void* output,
+  // Segment r of all ranks' `input`, reduced, into rank r's `output` from byte `output_at` on;
+  // then, when `everywhere`, to all ranks at its place in there. The pieces of a segment that this
+  // rank has sent are not needed any more when the reduced piece arrives, so `output` may be the
+  // input, and where a piece was packed the result may come.
+  void reduce_pieces(const Strip& input,
+                     const Strip& output,
+                     int64_t output_at,
                      const std::vector<int64_t>& counts,
                      DType dtype,
                      ReductionKind reduction,
-                     std::byte* everywhere) {
+                     bool everywhere) {
     const int64_t item = dtype_bytes(dtype);
     const std::vector<int64_t> offsets = offsets_of(counts);
     const size_t own = self(), n = size();
-    const int64_t piece = std::min(kLargestPiece, kScratchBytes / static_cast<int64_t>(n)) / item;
+    const bool packs = !input.is_one_piece() || !output.is_one_piece();
     const int64_t longest = *std::max_element(counts.begin(), counts.end());
-    scratch_.resize(n * static_cast<size_t>(std::min(piece, longest) * item));
+    const int64_t piece =
+        std::min({kLargestPiece / item, kScratchBytes / static_cast<int64_t>(n) / item, longest});
+    const auto room = [&](std::vector<std::byte>& rooms, size_t r) {
+      return rooms.data() + static_cast<int64_t>(r) * piece * item;
+    };
+    scratch_.resize(n * static_cast<size_t>(piece * item));
+    packed_.resize(packs ? scratch_.size() : 0);
     for (int64_t at = 0; at < longest; at += piece) {
-      const auto part = [&](size_t r) { return std::clamp<int64_t>(counts[r] - at, 0, piece); };
+      const auto bytes = [&](size_t r) {
+        return std::clamp<int64_t>(counts[r] - at, 0, piece) * item;
+      };
+      const auto begins = [&](size_t r) { return (offsets[r] + at) * item; };
       std::vector<GlooMesh::Transfer> receives, others;
       std::vector<const void*> inputs(n);
       for (size_t r = 0; r < n; ++r) {
-        std::byte* room =
-            scratch_.data() + static_cast<int64_t>(r) * std::min(piece, longest) * item;
-        inputs[r] = r == own ? input + (offsets[r] + at) * item : room;
+        const std::byte* from = packs ? room(packed_, r) : input.find(begins(r), bytes(r));
+        if (packs) {
+          input.read(begins(r), bytes(r), room(packed_, r));
+        }
+        inputs[r] = r == own ? from : room(scratch_, r);
         if (r != own) {
-          start_receive(room, part(own) * item, r, SlotKind::kData, receives);
-          start_send(input + (offsets[r] + at) * item, part(r) * item, r, SlotKind::kData, others);
+          start_receive(room(scratch_, r), bytes(own), r, SlotKind::kData, receives);
+          start_send(from, bytes(r), r, SlotKind::kData, others);
         }
       }
       wait(receives);
-      std::byte* result = static_cast<std::byte*>(output) + at * item;
-      reduce_in_order(inputs, {result}, 0, part(own), dtype, reduction);
-      for (size_t r = 0; r < n && everywhere != nullptr; ++r) {
+      const int64_t to = output_at + at * item;
+      std::byte* result = packs ? room(scratch_, own) : output.find(to, bytes(own));
+      reduce_in_order(inputs, {result}, 0, bytes(own) / item, dtype, reduction);
+      output.write(to, bytes(own), result);
+      for (size_t r = 0; r < n && everywhere; ++r) {
         if (r != own) {
-          std::byte* place = everywhere + (offsets[r] + at) * item;
-          start_send(result, part(own) * item, r, SlotKind::kResult, others);
-          start_receive(place, part(r) * item, r, SlotKind::kResult, others);
+          std::byte* place = packs ? room(packed_, r) : output.find(begins(r), bytes(r));
+          start_send(result, bytes(own), r, SlotKind::kResult, others);
+          start_receive(place, bytes(r), r, SlotKind::kResult, others);
         }
       }
       wait(others);
+      for (size_t r = 0; r < n && everywhere && packs; ++r) {
+        output.write(begins(r), r == own ? 0 : bytes(r), room(packed_, r));
+      }
     }
   }
 
   std::vector<Envelope> sent_, received_;
-  std::vector<std::byte> scratch_;
+  std::vector<std::byte> scratch_, packed_;
 };
 
 }  // namespace

@@ -153,62 +153,78 @@ class NcclCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
 
-  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
-    const ncclDataType_t type = data_type(dtype);
-    run("all_reduce", [&](ncclComm_t comm) {
-      return ncclAllReduce(data, data, size(count), type, operation(reduction), comm, stream_);
-    });
-  }
+  using Communicator::all_gather;
+  using Communicator::all_reduce;
+  using Communicator::reduce_scatter;
 
-  void reduce_scatter(const void* input,
-                      void* output,
-                      const std::vector<int64_t>& counts,
-                      DType dtype,
-                      ReductionKind reduction) override {
+  // NCCL makes one launch of the calls of a group, so a bucket is never packed.
+  void all_reduce(const std::vector<WholeTensor>& tensors,
+                  DType dtype,
+                  ReductionKind reduction) override {
     const ncclDataType_t type = data_type(dtype);
-    if (equal(counts)) {
-      run("reduce_scatter", [&](ncclComm_t comm) {
-        return ncclReduceScatter(
-            input, output, size(counts[0]), type, operation(reduction), comm, stream_);
-      });
-      return;
-    }
-    // Uneven: one reduction per segment, to the rank that owns it.
-    run_group("reduce_scatter", [&](ncclComm_t comm, FirstRefusal& refusal) {
-      const std::byte* segment = static_cast<const std::byte*>(input);
-      for (int r = 0; r < world_size_; ++r) {
-        const int64_t count = counts[static_cast<size_t>(r)];
-        refusal.note(ncclReduce(segment,
-                                r == rank_ ? output : nullptr,
-                                size(count),
-                                type,
-                                operation(reduction),
-                                r,
-                                comm,
-                                stream_));
-        segment += count * dtype_bytes(dtype);
+    run_group("all_reduce", [&](ncclComm_t comm, FirstRefusal& refusal) {
+      for (const WholeTensor& tensor : tensors) {
+        refusal.note(ncclAllReduce(tensor.data,
+                                   tensor.data,
+                                   size(tensor.count),
+                                   type,
+                                   operation(reduction),
+                                   comm,
+                                   stream_));
       }
     });
   }
 
-  void all_gather(const void* input,
-                  void* output,
-                  const std::vector<int64_t>& counts,
-                  DType dtype) override {
+  void reduce_scatter(const std::vector<CutTensor>& tensors,
+                      DType dtype,
+                      ReductionKind reduction) override {
     const ncclDataType_t type = data_type(dtype);
-    if (equal(counts)) {
-      run("all_gather", [&](ncclComm_t comm) {
-        return ncclAllGather(input, output, size(counts[0]), type, comm, stream_);
-      });
-      return;
-    }
+    run_group("reduce_scatter", [&](ncclComm_t comm, FirstRefusal& refusal) {
+      for (const CutTensor& tensor : tensors) {
+        if (equal(tensor.counts)) {
+          refusal.note(ncclReduceScatter(tensor.input,
+                                         tensor.output,
+                                         size(tensor.counts[0]),
+                                         type,
+                                         operation(reduction),
+                                         comm,
+                                         stream_));
+          continue;
+        }
+        // Uneven: one reduction per segment, to the rank that owns it.
+        const std::byte* segment = static_cast<const std::byte*>(tensor.input);
+        for (int r = 0; r < world_size_; ++r) {
+          const int64_t count = tensor.counts[size(r)];
+          refusal.note(ncclReduce(segment,
+                                  r == rank_ ? tensor.output : nullptr,
+                                  size(count),
+                                  type,
+                                  operation(reduction),
+                                  r,
+                                  comm,
+                                  stream_));
+          segment += count * dtype_bytes(dtype);
+        }
+      }
+    });
+  }
+
+  void all_gather(const std::vector<CutTensor>& tensors, DType dtype) override {
+    const ncclDataType_t type = data_type(dtype);
     run_group("all_gather", [&](ncclComm_t comm, FirstRefusal& refusal) {
-      std::byte* segment = static_cast<std::byte*>(output);
-      for (int r = 0; r < world_size_; ++r) {
-        const int64_t count = counts[static_cast<size_t>(r)];
-        refusal.note(ncclBroadcast(
-            r == rank_ ? input : segment, segment, size(count), type, r, comm, stream_));
-        segment += count * dtype_bytes(dtype);
+      for (const CutTensor& tensor : tensors) {
+        if (equal(tensor.counts)) {
+          refusal.note(ncclAllGather(
+              tensor.input, tensor.output, size(tensor.counts[0]), type, comm, stream_));
+          continue;
+        }
+        std::byte* segment = static_cast<std::byte*>(tensor.output);
+        for (int r = 0; r < world_size_; ++r) {
+          const int64_t count = tensor.counts[size(r)];
+          refusal.note(ncclBroadcast(
+              r == rank_ ? tensor.input : segment, segment, size(count), type, r, comm, stream_));
+          segment += count * dtype_bytes(dtype);
+        }
       }
     });
   }

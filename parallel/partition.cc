@@ -10,6 +10,7 @@
 
 #include "graph/op_def.h"
 #include "parallel/passes/batch_norm_ranks.h"
+#include "parallel/passes/buckets.h"
 #include "parallel/passes/delay_weights.h"
 #include "parallel/passes/epilogue_fusion.h"
 #include "parallel/passes/exact_reduction.h"
@@ -201,15 +202,17 @@ std::vector<std::string> data_collectives(const ProgramVariant& variant) {
           node.attributes.get_string("group", "") != "data") {
         continue;
       }
-      const Value& source = graph.value(node.inputs[0]);
-      const std::vector<NodeId>& readers = consumers[static_cast<size_t>(node.outputs[0])];
-      const bool of_gradient = !readers.empty() && graph.node(readers[0]).op_type == "Accumulate";
-      names.push_back(concat(phase_letter(phase.kind),
-                             phase.virtual_stage,
-                             " ",
-                             is_persistent(source.kind) ? source.name
-                             : of_gradient              ? graph.node(readers[0]).name
-                                                        : node.name));
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        const Value& source = graph.value(node.inputs[i]);
+        const std::vector<NodeId>& readers = consumers[static_cast<size_t>(node.outputs[i])];
+        const bool of_gradient = !readers.empty() && graph.node(readers[0]).op_type == "Accumulate";
+        names.push_back(concat(phase_letter(phase.kind),
+                               phase.virtual_stage,
+                               i == 0 ? " " : " + ",
+                               is_persistent(source.kind) ? source.name
+                               : of_gradient              ? graph.node(readers[0]).name
+                                                          : node.name));
+      }
     }
   }
   return names;
@@ -355,6 +358,9 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
       !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
   RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
   fuse_epilogues(rank_graph, backend);
+  settle_updates(rank_graph.local.graph, rank_graph.phases);
+  std::vector<Phase> phases = order_phases(rank_graph.local.graph, rank_graph.phases);
+  bucket_collectives(rank_graph.local, phases, plan_, backend);
   ProgramVariant variant;
   variant.micro_batch_size = key.shape.num_samples;
   variant.graph = std::move(rank_graph.local.graph);
@@ -362,8 +368,7 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
   variant.item_count = rank_graph.local.item_count;
   variant.grad_norm = rank_graph.local.grad_norm;
   variant.correct = rank_graph.local.correct;
-  settle_updates(variant.graph, rank_graph.phases);
-  variant.phases = order_phases(variant.graph, rank_graph.phases);
+  variant.phases = std::move(phases);
   connect_host(variant);
   for (const auto& [name, piece] : source.pieces) {
     if (variant.graph.find_value(name)) {

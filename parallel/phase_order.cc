@@ -1,7 +1,10 @@
 // Kahn's algorithm with a heap of positions, over data dependencies and the order "readers of a
-// persistent value before the node that overwrites it". A position is where a node would like to
-// be: its place in the graph, except that an update stands right behind the last thing it waits for
-// (a gradient is then freed at once), and a node without inputs right before its first reader.
+// persistent value before the node that overwrites it", and over the order of messages: a Recv
+// stays behind the Sends and Recvs before it in the graph. The ranks' graphs are cut out of one
+// whole, and who keeps its order waits for nobody who waits for him, whatever else is moved. A
+// position is where a node would like to be: its place in the graph, except that an update stands
+// right behind the last thing it waits for (a gradient is then freed at once), and a node without
+// inputs right before its first reader.
 #include "parallel/phase_order.h"
 
 #include <algorithm>
@@ -18,7 +21,8 @@ namespace trainrt {
 
 namespace {
 
-// Which persistent values `node` overwrites, with the input index it overwrites each through.
+// Which persistent values `node` overwrites, with the input index it overwrites each through; what
+// is gathered is written where it is to be, through none.
 struct Overwrite {
   ValueId target = kNoValue;
   int input = -1;
@@ -36,7 +40,7 @@ std::vector<Overwrite> overwrites(const Graph& graph,
                                   const Node& node,
                                   const std::unordered_map<ValueId, ValueId>& targets) {
   std::vector<Overwrite> result;
-  for (const Inplace& alias : get_op(node.op_type).inplace) {
+  for (const Inplace& alias : inplace_of(node)) {
     if (alias.input >= static_cast<int>(node.inputs.size()) ||
         alias.output >= static_cast<int>(node.outputs.size())) {
       continue;
@@ -51,8 +55,70 @@ std::vector<Overwrite> overwrites(const Graph& graph,
       result.push_back({input, alias.input});
     }
   }
+  for (const ValueId output : node.outputs) {
+    const auto target = output == kNoValue ? targets.end() : targets.find(output);
+    if (target != targets.end() && node.op_type == comm_op::kAllGather) {
+      result.push_back({target->second, -1});
+    }
+  }
   return result;
 }
+
+// Readers of a persistent value come before the node that overwrites it.
+void add_overwrites(const Graph& graph,
+                    const std::vector<NodeId>& nodes,
+                    std::vector<std::pair<NodeId, NodeId>>& pairs) {
+  std::unordered_map<ValueId, std::vector<NodeId>> readers;
+  for (const NodeId id : nodes) {
+    for (const ValueId input : graph.node(id).inputs) {
+      if (input != kNoValue && is_persistent(graph.value(input).kind)) {
+        readers[input].push_back(id);
+      }
+    }
+  }
+  const std::unordered_map<ValueId, ValueId> targets = targets_by_new_value(graph);
+  for (const NodeId id : nodes) {
+    for (const Overwrite& overwrite : overwrites(graph, graph.node(id), targets)) {
+      for (const NodeId reader : readers[overwrite.target]) {
+        if (reader != id) {
+          pairs.emplace_back(reader, id);
+        }
+      }
+    }
+  }
+}
+
+// A Recv comes after the Sends and Recvs before it in the graph.
+void add_messages(const Graph& graph,
+                  const std::vector<NodeId>& nodes,
+                  std::vector<std::pair<NodeId, NodeId>>& pairs) {
+  std::vector<NodeId> before;  // the last Recv, and Sends since
+  for (const NodeId id : nodes) {
+    const bool receives = graph.node(id).op_type == comm_op::kRecv;
+    if (receives) {
+      for (const NodeId earlier : before) {
+        pairs.emplace_back(earlier, id);
+      }
+      before.clear();
+    }
+    if (receives || graph.node(id).op_type == comm_op::kSend) {
+      before.push_back(id);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::pair<NodeId, NodeId>> order_without_data(const Graph& graph,
+                                                          std::vector<NodeId> nodes) {
+  std::sort(nodes.begin(), nodes.end());
+  std::vector<std::pair<NodeId, NodeId>> pairs;
+  add_overwrites(graph, nodes, pairs);
+  add_messages(graph, nodes, pairs);
+  return pairs;
+}
+
+namespace {
 
 // Position of each node of a phase, or -1 for nodes of other phases.
 class PhaseGraph {
@@ -65,29 +131,16 @@ class PhaseGraph {
     }
     successors_.resize(nodes_.size());
     missing_.resize(nodes_.size(), 0);
-    const std::unordered_map<ValueId, ValueId> targets = targets_by_new_value(graph);
-    std::unordered_map<ValueId, std::vector<int>> readers;
     for (size_t i = 0; i < nodes_.size(); ++i) {
       for (const ValueId input : graph.node(nodes_[i]).inputs) {
-        if (input == kNoValue) {
-          continue;
-        }
-        const NodeId producer = graph.value(input).producer;
+        const NodeId producer = input == kNoValue ? kNoNode : graph.value(input).producer;
         if (producer != kNoNode && index_[static_cast<size_t>(producer)] >= 0) {
           add_edge(index_[static_cast<size_t>(producer)], static_cast<int>(i));
-        } else if (is_persistent(graph.value(input).kind)) {
-          readers[input].push_back(static_cast<int>(i));
         }
       }
     }
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      for (const Overwrite& overwrite : overwrites(graph, graph.node(nodes_[i]), targets)) {
-        for (const int reader : readers[overwrite.target]) {
-          if (reader != static_cast<int>(i)) {
-            add_edge(reader, static_cast<int>(i));
-          }
-        }
-      }
+    for (const auto& [earlier, later] : order_without_data(graph, nodes_)) {
+      add_edge(index_[static_cast<size_t>(earlier)], index_[static_cast<size_t>(later)]);
     }
   }
 
@@ -159,6 +212,17 @@ class PhaseGraph {
     return "";
   }
 
+  // What sums of ranks are used for frees nothing before the update: the backward goes on beside
+  // the sums (where communication has a lane of its own) rather than wait for them.
+  bool reads_sum(const Node& node) const {
+    return std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+      const NodeId from = input == kNoValue ? kNoNode : graph_.value(input).producer;
+      return from != kNoNode && index_[static_cast<size_t>(from)] >= 0 &&
+             (graph_.node(from).op_type == comm_op::kAllReduce ||
+              graph_.node(from).op_type == comm_op::kReduceScatter);
+    });
+  }
+
   // Positions are doubled node indices: even for a node in its own place, odd for one that stands
   // right behind (updates) or right before (sources) another.
   std::vector<int64_t> wanted_positions() const {
@@ -168,7 +232,8 @@ class PhaseGraph {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       const Node& node = graph_.node(nodes_[i]);
       positions[i] = 2 * static_cast<int64_t>(i);
-      const bool soon = node.region == Region::kUpdate || node.op_type == comm_op::kSend ||
+      const bool soon = (node.region == Region::kUpdate && !reads_sum(node)) ||
+                        node.op_type == comm_op::kSend ||
                         !overwrites(graph_, node, targets).empty();
       if (soon && latest_input[i] >= 0) {
         positions[i] = latest_input[i] | 1;
@@ -181,8 +246,8 @@ class PhaseGraph {
       }
     }
     for (size_t i = nodes_.size(); i-- > 0;) {
-      if (missing_[i] > 0 || successors_[i].empty() ||
-          graph_.node(nodes_[i]).region == Region::kForward) {
+      const bool waits = missing_[i] > 0 && graph_.node(nodes_[i]).op_type != comm_op::kRecv;
+      if (waits || successors_[i].empty() || graph_.node(nodes_[i]).region == Region::kForward) {
         continue;
       }
       int64_t first = std::numeric_limits<int64_t>::max();
@@ -214,19 +279,21 @@ PhaseNodes* phase_of(std::vector<PhaseNodes>& phases, NodeId node) {
 bool works_in_place(const Graph& graph, const StateUpdate& update, const PhaseNodes& phase) {
   const Value& new_value = graph.value(update.new_value);
   const Node& node = graph.node(new_value.producer);
-  const std::vector<Inplace>& aliases = get_op(node.op_type).inplace;
-  const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Inplace& a) {
-    return a.output == new_value.output_index && a.input < static_cast<int>(node.inputs.size()) &&
-           node.inputs[static_cast<size_t>(a.input)] == update.target;
-  });
-  if (alias == aliases.end()) {
-    return false;
-  }
-  if (alias->always) {
-    return true;
-  }
-  if (std::count(node.inputs.begin(), node.inputs.end(), update.target) != 1) {
-    return false;
+  if (node.op_type != comm_op::kAllGather) {
+    const std::vector<Inplace> aliases = inplace_of(node);
+    const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Inplace& a) {
+      return a.output == new_value.output_index && a.input < static_cast<int>(node.inputs.size()) &&
+             node.inputs[static_cast<size_t>(a.input)] == update.target;
+    });
+    if (alias == aliases.end()) {
+      return false;
+    }
+    if (alias->always) {
+      return true;
+    }
+    if (std::count(node.inputs.begin(), node.inputs.end(), update.target) != 1) {
+      return false;
+    }
   }
   const PhaseGraph order(graph, phase.nodes);
   for (const NodeId id : phase.nodes) {

@@ -2,6 +2,7 @@
 // effect.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "graph/graph.h"
@@ -20,6 +21,11 @@ struct PhaseNodes {
 // value works in place on the target and no node of its phase needs the old contents afterwards, or
 // an Assign node is appended to the graph and to the phase of the producer.
 void settle_updates(Graph& graph, std::vector<PhaseNodes>& phases);
+
+// Pairs of nodes of a phase that keep their order though no data goes from one to the other:
+// readers of a persistent value and the node that overwrites it, and messages.
+std::vector<std::pair<NodeId, NodeId>> order_without_data(const Graph& graph,
+                                                          std::vector<NodeId> nodes);
 
 // Orders each phase for a low peak: updates and accumulations as soon as their gradient is
 // complete, what nobody but a later node needs right before that node; otherwise the graph's order.

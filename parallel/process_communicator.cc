@@ -21,12 +21,15 @@ std::string call_string(const CallHeader& header) {
                 " of ",
                 header.count,
                 " ",
-                dtype_name(static_cast<DType>(header.dtype)));
+                dtype_name(static_cast<DType>(header.dtype)),
+                header.call != Call::kBroadcast && header.detail > 1
+                    ? concat(" in ", header.detail, " tensors")
+                    : "");
 }
 
 bool same_call(const CallHeader& a, const CallHeader& b) {
   return a.call == b.call && a.sequence == b.sequence && a.count == b.count && a.dtype == b.dtype &&
-         a.reduction == b.reduction && a.root == b.root;
+         a.reduction == b.reduction && a.detail == b.detail;
 }
 
 }  // namespace
@@ -162,13 +165,14 @@ SteadyClock::time_point ProcessCommunicator::deadline() const {
   return SteadyClock::now() + mesh().rendezvous().deadline();
 }
 
-CallHeader ProcessCommunicator::begin(Call call, int64_t count, DType dtype) {
+CallHeader ProcessCommunicator::begin(Call call, int64_t count, DType dtype, size_t detail) {
   doing_ = concat(call_name(call), " #", sequence_, " of ", name_);
   CallHeader header;
   header.sequence = sequence_;
   header.call = call;
   header.count = count;
   header.dtype = static_cast<int32_t>(dtype);
+  header.detail = static_cast<int32_t>(detail);
   return header;
 }
 

@@ -45,7 +45,7 @@ struct CallHeader {
   Call call = Call::kBarrier;
   int32_t dtype = 0;
   int32_t reduction = 0;
-  int32_t root = -1;
+  int32_t detail = 0;  // root of a broadcast; tensors of a bucket
 };
 
 class ProcessCommunicator : public Communicator {
@@ -76,7 +76,7 @@ class ProcessCommunicator : public Communicator {
   SteadyClock::time_point deadline() const;
 
   // The call that begins now; end() counts it.
-  CallHeader begin(Call call, int64_t count, DType dtype);
+  CallHeader begin(Call call, int64_t count, DType dtype, size_t detail = 0);
   void end();
   const std::string& doing() const { return doing_; }
 

@@ -60,6 +60,15 @@ bool is_communication(const std::string& op_type) {
   return false;
 }
 
+std::vector<Inplace> inplace_of(const Node& node) {
+  std::vector<Inplace> pairs = get_op(node.op_type).inplace;
+  for (int i = 1; node.op_type == comm_op::kAllReduce && i < static_cast<int>(node.inputs.size());
+       ++i) {
+    pairs.push_back({i, i, false});
+  }
+  return pairs;
+}
+
 std::string program_string(const Program& program) {
   std::ostringstream out;
   out << "rank " << program.rank << " of " << program.world_size << " (stage "

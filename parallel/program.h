@@ -14,6 +14,7 @@
 
 #include "graph/graph.h"
 #include "graph/kernel.h"
+#include "graph/op_def.h"
 #include "parallel/mesh_axis.h"
 #include "parallel/plan.h"
 #include "parallel/schedule.h"
@@ -98,7 +99,8 @@ struct Program {
 };
 
 // Communication as nodes. Attribute "group": "data", "tensor" or "pipeline" names the mesh axis,
-// the communicator of which runs it. Send/Recv carry "peer" (a rank of the group) and "tag".
+// the communicator of which runs it. Send/Recv carry "peer" (a rank of the group) and "tag". An
+// AllReduce, ReduceScatter or AllGather may take several tensors (parallel/passes/buckets).
 namespace comm_op {
 inline constexpr const char* kAllReduce = "AllReduce";          // attr reduction: sum|max|min
 inline constexpr const char* kReduceScatter = "ReduceScatter";  // attr axis, sizes
@@ -109,6 +111,9 @@ inline constexpr const char* kSend = "Send";
 inline constexpr const char* kRecv = "Recv";
 }  // namespace comm_op
 bool is_communication(const std::string& op_type);
+// Which inputs the node may write its outputs over: its operator's, and each tensor of a bucket
+// over itself.
+std::vector<Inplace> inplace_of(const Node& node);
 
 std::string program_string(const Program& program);
 

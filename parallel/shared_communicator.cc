@@ -9,6 +9,7 @@
 #include "parallel/reduce_in_order.h"
 #include "parallel/shared_mail.h"
 #include "parallel/shared_window.h"
+#include "parallel/strip.h"
 
 namespace trainrt {
 
@@ -38,14 +39,21 @@ class SharedCommunicator : public ProcessCommunicator {
         static_cast<int64_t>((sizeof(AreaHeader) + size() * sizeof(int64_t) + 63) / 64 * 64);
   }
 
-  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
+  using Communicator::all_gather;
+  using Communicator::all_reduce;
+  using Communicator::reduce_scatter;
+
+  void all_reduce(const std::vector<WholeTensor>& tensors,
+                  DType dtype,
+                  ReductionKind reduction) override {
     const int64_t item = dtype_bytes(dtype);
-    std::byte* bytes = static_cast<std::byte*>(data);
-    CallHeader call = begin(Call::kAllReduce, count, dtype);
+    const Strip data = strip_of(tensors, item);
+    const int64_t count = data.bytes() / item;
+    CallHeader call = begin(Call::kAllReduce, count, dtype, tensors.size());
     call.reduction = static_cast<int32_t>(reduction);
-    if (count * item <= kSumTwice) {
-      round(call, [&](std::byte* own) { copy_bytes(own, data, count * item); });
-      reduce_in_order(areas(0), {data}, 0, count, dtype, reduction);
+    if (data.bytes() <= kSumTwice) {
+      round(call, [&](std::byte* own) { data.read(0, data.bytes(), own); });
+      reduce_areas(0, data, 0, data.bytes(), dtype, reduction);
       end();
       return;
     }
@@ -53,59 +61,60 @@ class SharedCommunicator : public ProcessCommunicator {
       const int64_t n = std::min(capacity(item), count - at);
       const std::vector<int64_t> parts = even_segments(n, world_size());
       const std::vector<int64_t> offsets = offsets_of(parts);
-      round(call, [&](std::byte* own) { copy_bytes(own, bytes + at * item, n * item); });
+      round(call, [&](std::byte* own) { data.read(at * item, n * item, own); });
       const std::vector<const void*> inputs = areas(offsets[self()] * item);
       round(call, [&](std::byte* own) {
         reduce_in_order(inputs, {own}, 0, parts[self()], dtype, reduction);
       });
       for (size_t r = 0; r < size(); ++r) {
-        copy_bytes(bytes + (at + offsets[r]) * item, area(r), parts[r] * item);
+        data.write((at + offsets[r]) * item, parts[r] * item, area(r));
       }
     }
     end();
   }
 
-  void reduce_scatter(const void* input,
-                      void* output,
-                      const std::vector<int64_t>& counts,
+  void reduce_scatter(const std::vector<CutTensor>& tensors,
                       DType dtype,
                       ReductionKind reduction) override {
     const int64_t item = dtype_bytes(dtype);
+    const Strip input = wholes_of(tensors, item, true);
+    const Strip output = segments_of(tensors, self(), item, false);
+    const std::vector<int64_t> counts = counts_of(tensors, size());
     const int64_t count = total(counts);
     const int64_t begins = offsets_of(counts).at(self()), ends = begins + counts[self()];
-    CallHeader call = begin(Call::kReduceScatter, count, dtype);
+    CallHeader call = begin(Call::kReduceScatter, count, dtype, tensors.size());
     call.reduction = static_cast<int32_t>(reduction);
     for (int64_t at = 0; at == 0 || at < count; at += capacity(item)) {
       const int64_t n = std::min(capacity(item), count - at);
-      round(call, [&](std::byte* own) {
-        copy_bytes(own, static_cast<const std::byte*>(input) + at * item, n * item);
-      });
+      round(call, [&](std::byte* own) { input.read(at * item, n * item, own); });
       const int64_t first = std::max(at, begins), last = std::min(at + n, ends);
       if (first < last) {
-        std::byte* to = static_cast<std::byte*>(output) + (first - begins) * item;
-        reduce_in_order(areas((first - at) * item), {to}, 0, last - first, dtype, reduction);
+        reduce_areas((first - at) * item,
+                     output,
+                     (first - begins) * item,
+                     (last - first) * item,
+                     dtype,
+                     reduction);
       }
     }
     end();
   }
 
-  void all_gather(const void* input,
-                  void* output,
-                  const std::vector<int64_t>& counts,
-                  DType dtype) override {
+  void all_gather(const std::vector<CutTensor>& tensors, DType dtype) override {
     const int64_t item = dtype_bytes(dtype);
+    const Strip input = segments_of(tensors, self(), item, true);
+    const Strip output = wholes_of(tensors, item, false);
+    const std::vector<int64_t> counts = counts_of(tensors, size());
     const std::vector<int64_t> offsets = offsets_of(counts);
     const int64_t longest = *std::max_element(counts.begin(), counts.end());
-    std::byte* bytes = static_cast<std::byte*>(output);
-    const CallHeader call = begin(Call::kAllGather, total(counts), dtype);
+    const CallHeader call = begin(Call::kAllGather, total(counts), dtype, tensors.size());
     for (int64_t at = 0; at == 0 || at < longest; at += capacity(item)) {
       const auto part = [&](size_t r) {
         return std::clamp<int64_t>(counts[r] - at, 0, capacity(item)) * item;
       };
-      const std::byte* from = static_cast<const std::byte*>(input) + at * item;
-      round(call, [&](std::byte* own) { copy_bytes(own, from, part(self())); });
+      round(call, [&](std::byte* own) { input.read(at * item, part(self()), own); });
       for (size_t r = 0; r < size(); ++r) {
-        copy_bytes(bytes + (offsets[r] + at) * item, r == self() ? from : area(r), part(r));
+        output.write((offsets[r] + at) * item, part(r), area(r));
       }
     }
     end();
@@ -145,8 +154,8 @@ class SharedCommunicator : public ProcessCommunicator {
 
   void broadcast(void* data, int64_t bytes, int root) override {
     std::byte* own_data = static_cast<std::byte*>(data);
-    CallHeader call = begin(Call::kBroadcast, bytes, DType::kUInt8);
-    call.root = root;
+    const CallHeader call =
+        begin(Call::kBroadcast, bytes, DType::kUInt8, static_cast<size_t>(root));
     for (int64_t at = 0; at == 0 || at < bytes; at += capacity(1)) {
       const int64_t n = std::min(capacity(1), bytes - at);
       round(call, [&](std::byte* own) { copy_bytes(own, own_data + at, rank() == root ? n : 0); });
@@ -186,6 +195,18 @@ class SharedCommunicator : public ProcessCommunicator {
       all.push_back(area(r) + offset);
     }
     return all;
+  }
+
+  // Bytes [at, at + bytes) of `output` become the reduction of those at `offset` of all areas.
+  void reduce_areas(int64_t offset,
+                    const Strip& output,
+                    int64_t at,
+                    int64_t bytes,
+                    DType dtype,
+                    ReductionKind reduction) const {
+    output.visit(at, bytes, [&](std::byte* data, int64_t from, int64_t part) {
+      reduce_in_order(areas(offset + from), {data}, 0, part / dtype_bytes(dtype), dtype, reduction);
+    });
   }
 
   void round(const CallHeader& call, const std::function<void(std::byte* own)>& write) {

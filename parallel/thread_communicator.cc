@@ -24,18 +24,32 @@ namespace {
 // What one rank calls; equal over the group, or the ranks disagree about the program.
 struct Call {
   const char* name = "";
-  int64_t count = 0;
+  int64_t count = 0;  // elements of all tensors
   DType dtype = DType::kFloat32;
   int root = -1;
+  size_t num_tensors = 1;
   bool operator==(const Call& other) const {
     return std::strcmp(name, other.name) == 0 && count == other.count && dtype == other.dtype &&
-           root == other.root;
+           root == other.root && num_tensors == other.num_tensors;
   }
 };
 
 std::string call_string(const Call& call) {
-  return concat(call.name, " of ", call.count, " ", dtype_name(call.dtype));
+  return concat(call.name,
+                " of ",
+                call.count,
+                " ",
+                dtype_name(call.dtype),
+                call.num_tensors == 1 ? "" : concat(" in ", call.num_tensors, " tensors"));
 }
+
+// What a rank shows to the others: its tensors, of the kind that the call takes.
+struct Operands {
+  const void* input = nullptr;
+  const std::vector<WholeTensor>* whole = nullptr;
+  const std::vector<CutTensor>* cut = nullptr;
+  const std::vector<int64_t>* counts = nullptr;  // sent, of an all_to_all
+};
 
 struct World {
   std::mutex mutex;
@@ -52,20 +66,16 @@ struct Group {
   int arrived = 0;
   std::vector<bool> present;
   std::vector<Call> calls;
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
-  std::vector<const std::vector<int64_t>*> counts;
-  int64_t meetings = 0;        // ended
-  std::vector<int64_t> noted;  // calls beside this communicator, by rank
+  std::vector<Operands> operands;  // by rank, during a call
+  int64_t meetings = 0;            // ended
+  std::vector<int64_t> noted;      // calls beside this communicator, by rank
   std::map<std::tuple<int, int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to, tag
 
   explicit Group(std::vector<int> ranks) : members(std::move(ranks)) {
     const size_t n = members.size();
     present.resize(n, false);
     calls.resize(n);
-    inputs.resize(n);
-    outputs.resize(n);
-    counts.resize(n);
+    operands.resize(n);
     noted.resize(n);
   }
 };
@@ -78,38 +88,75 @@ class ThreadCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return static_cast<int>(group_->members.size()); }
 
-  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
-    begin({"all_reduce", count, dtype}, data, data, nullptr);
+  using Communicator::all_gather;
+  using Communicator::all_reduce;
+  using Communicator::reduce_scatter;
+
+  void all_reduce(const std::vector<WholeTensor>& tensors,
+                  DType dtype,
+                  ReductionKind reduction) override {
+    int64_t count = 0;
+    for (const WholeTensor& tensor : tensors) {
+      count += tensor.count;
+    }
+    begin({"all_reduce", count, dtype, -1, tensors.size()}, {.whole = &tensors});
     const auto [first, last] = part(count);
-    reduce_in_order(group_->inputs, group_->outputs, first, last, dtype, reduction);
+    int64_t at = 0;  // of the tensor's first element among all
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      std::vector<const void*> inputs;
+      std::vector<void*> outputs;
+      for (const Operands& other : group_->operands) {
+        const WholeTensor& tensor = other.whole->at(t);
+        require_same_tensor(t, tensors[t].count, tensor.count);
+        inputs.push_back(tensor.data);
+        outputs.push_back(tensor.data);
+      }
+      reduce_in_order(inputs,
+                      outputs,
+                      std::clamp<int64_t>(first - at, 0, tensors[t].count),
+                      std::clamp<int64_t>(last - at, 0, tensors[t].count),
+                      dtype,
+                      reduction);
+      at += tensors[t].count;
+    }
     end();
   }
 
-  void reduce_scatter(const void* input,
-                      void* output,
-                      const std::vector<int64_t>& counts,
+  void reduce_scatter(const std::vector<CutTensor>& tensors,
                       DType dtype,
                       ReductionKind reduction) override {
-    begin({"reduce_scatter", total(counts), dtype}, input, output, nullptr);
-    const size_t skip = static_cast<size_t>(before(counts, rank_) * dtype_bytes(dtype));
-    std::vector<const void*> segments;
-    for (const void* other : group_->inputs) {
-      segments.push_back(static_cast<const std::byte*>(other) + skip);
+    begin({"reduce_scatter", total(tensors), dtype, -1, tensors.size()}, {.cut = &tensors});
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const std::vector<int64_t>& counts = tensors[t].counts;
+      const int64_t skip = before(counts, rank_) * dtype_bytes(dtype);
+      std::vector<const void*> segments;
+      for (const Operands& other : group_->operands) {
+        const CutTensor& tensor = other.cut->at(t);
+        require_same_tensor(t, total(counts), total(tensor.counts));
+        segments.push_back(static_cast<const std::byte*>(tensor.input) + skip);
+      }
+      reduce_in_order(segments,
+                      {tensors[t].output},
+                      0,
+                      counts.at(static_cast<size_t>(rank_)),
+                      dtype,
+                      reduction);
     }
-    reduce_in_order(segments, {output}, 0, counts.at(static_cast<size_t>(rank_)), dtype, reduction);
     end();
   }
 
-  void all_gather(const void* input,
-                  void* output,
-                  const std::vector<int64_t>& counts,
-                  DType dtype) override {
-    begin({"all_gather", total(counts), dtype}, input, output, nullptr);
-    std::byte* to = static_cast<std::byte*>(output);
-    for (size_t r = 0; r < counts.size(); ++r) {
-      const size_t bytes = static_cast<size_t>(counts[r] * dtype_bytes(dtype));
-      copy(to, group_->inputs[r], bytes);
-      to += bytes;
+  void all_gather(const std::vector<CutTensor>& tensors, DType dtype) override {
+    begin({"all_gather", total(tensors), dtype, -1, tensors.size()}, {.cut = &tensors});
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const std::vector<int64_t>& counts = tensors[t].counts;
+      std::byte* to = static_cast<std::byte*>(tensors[t].output);
+      for (size_t r = 0; r < counts.size(); ++r) {
+        const CutTensor& tensor = group_->operands[r].cut->at(t);
+        require_same_tensor(t, counts[r], tensor.counts.at(r));
+        const size_t bytes = static_cast<size_t>(counts[r] * dtype_bytes(dtype));
+        copy(to, tensor.input, bytes);
+        to += bytes;
+      }
     }
     end();
   }
@@ -119,11 +166,11 @@ class ThreadCommunicator : public Communicator {
                   void* output,
                   const std::vector<int64_t>& recv_counts,
                   DType dtype) override {
-    begin({"all_to_all", 0, dtype}, input, output, &send_counts);
+    begin({"all_to_all", 0, dtype}, {.input = input, .counts = &send_counts});
     std::byte* to = static_cast<std::byte*>(output);
     std::string problem;
     for (size_t r = 0; r < recv_counts.size(); ++r) {
-      const std::vector<int64_t>& sent = *group_->counts[r];
+      const std::vector<int64_t>& sent = *group_->operands[r].counts;
       const size_t bytes = static_cast<size_t>(recv_counts[r] * dtype_bytes(dtype));
       if (sent.at(static_cast<size_t>(rank_)) != recv_counts[r]) {
         problem = concat("all_to_all #",
@@ -139,7 +186,7 @@ class ThreadCommunicator : public Communicator {
         break;
       }
       copy(to,
-           static_cast<const std::byte*>(group_->inputs[r]) +
+           static_cast<const std::byte*>(group_->operands[r].input) +
                before(sent, rank_) * dtype_bytes(dtype),
            bytes);
       to += bytes;
@@ -151,9 +198,9 @@ class ThreadCommunicator : public Communicator {
   }
 
   void broadcast(void* data, int64_t bytes, int root) override {
-    begin({"broadcast", bytes, DType::kUInt8, root}, data, data, nullptr);
+    begin({"broadcast", bytes, DType::kUInt8, root}, {.input = data});
     if (rank_ != root) {
-      copy(data, group_->inputs.at(static_cast<size_t>(root)), static_cast<size_t>(bytes));
+      copy(data, group_->operands.at(static_cast<size_t>(root)).input, static_cast<size_t>(bytes));
     }
     end();
   }
@@ -202,7 +249,7 @@ class ThreadCommunicator : public Communicator {
   }
 
   void barrier() override {
-    begin({"barrier"}, nullptr, nullptr, nullptr);
+    begin({"barrier"}, {});
     end();
   }
 
@@ -281,6 +328,13 @@ class ThreadCommunicator : public Communicator {
  private:
   int world_rank() const { return group_->members[static_cast<size_t>(rank_)]; }
 
+  static int64_t total(const std::vector<CutTensor>& tensors) {
+    int64_t sum = 0;
+    for (const CutTensor& tensor : tensors) {
+      sum += total(tensor.counts);
+    }
+    return sum;
+  }
   static int64_t total(const std::vector<int64_t>& counts) {
     return before(counts, static_cast<int>(counts.size()));
   }
@@ -321,6 +375,23 @@ class ThreadCommunicator : public Communicator {
     TRAINRT_FAIL(kCommunication, *world_->failure);
   }
 
+  // The elements of a bucket add up to the same on all ranks, but may be cut differently.
+  void require_same_tensor(size_t t, int64_t own, int64_t other) {
+    if (own != other) {
+      fail(concat("ranks disagree at collective #",
+                  group_->sequence,
+                  ": tensor ",
+                  t,
+                  " has ",
+                  own,
+                  " elements on rank ",
+                  world_rank(),
+                  ", and ",
+                  other,
+                  " on another"));
+    }
+  }
+
   template <typename Done, typename Message>
   void wait(std::unique_lock<std::mutex>& lock, Done&& done, Message&& message) {
     const auto until = std::chrono::steady_clock::now() + world_->deadline;
@@ -359,18 +430,13 @@ class ThreadCommunicator : public Communicator {
         });
   }
 
-  void begin(const Call& call,
-             const void* input,
-             void* output,
-             const std::vector<int64_t>* counts) {
+  void begin(const Call& call, const Operands& operands) {
     std::unique_lock lock(world_->mutex);
     throw_if_failed_locked();
     Group& group = *group_;
     const size_t self = static_cast<size_t>(rank_);
     group.calls[self] = call;
-    group.inputs[self] = input;
-    group.outputs[self] = output;
-    group.counts[self] = counts;
+    group.operands[self] = operands;
     meet(lock, call.name);
     for (size_t r = 0; r < group.calls.size(); ++r) {
       if (!(group.calls[r] == call)) {

@@ -41,6 +41,7 @@ constexpr int kNumCommunicators = 6;
 std::vector<Engine> make_engines() {
   Engine trainrt;
   trainrt.fused_loss = true;
+  trainrt.buckets = true;
 
   Engine megatron;
   megatron.name = "megatron";

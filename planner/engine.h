@@ -38,6 +38,7 @@ struct Engine {
   double backward_launch_seconds = 0;
   SelectiveRecompute selective = SelectiveRecompute::kAttention;
   double bucket_bytes = 0;   // ZeRO 1 and 2: buffers that gradients and weights travel in
+  bool buckets = false;      // they travel in messages of parallel/passes/buckets; else all at once
   double library_bytes = 0;  // what its communicators take beside the framework's memory
   // Memory is laid out by parallel/memory_plan: transients overlay what is not alive, and with one
   // micro-batch per step gradients are transients themselves.

@@ -195,7 +195,11 @@ class Walk {
 
   void communicate(const Graph& graph, const Node& node, RankAct* act) const {
     const auto bytes = [&](const std::vector<ValueId>& ids) {
-      return ids.empty() ? 0.0 : static_cast<double>(graph.value(ids[0]).type.bytes());
+      double sum = 0;  // of all tensors of a bucket
+      for (const ValueId id : ids) {
+        sum += static_cast<double>(graph.value(id).type.bytes());
+      }
+      return sum;
     };
     act->group = node.attributes.get_string("group");
     act->bytes = std::max(bytes(node.inputs), bytes(node.outputs));

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "graph/base/error.h"
+#include "parallel/passes/buckets.h"
 #include "planner/step_memory.h"
 
 namespace trainrt {
@@ -484,9 +485,18 @@ class StepPricer {
     return worst;
   }
 
+  // What a stage's data ranks exchange once per step, in messages as large as the engine's.
   double collect(Collective kind, double bytes, int stage) const {
-    return collective_time(kind, bytes, data_links(stage), type(rank_of(stage, 0, 0)).architecture)
-        .seconds;
+    const GroupLinks links = data_links(stage);
+    double messages = 1;
+    if (engine_.buckets) {
+      const bool on_cpu = links.intra.kind == LinkKind::kSharedMemory;
+      const int64_t most = bucket_bytes(on_cpu ? Backend::kCpu : Backend::kCuda, layout_.data);
+      messages = std::max(1.0, std::ceil(bytes / static_cast<double>(most)));
+    }
+    return messages *
+           collective_time(kind, bytes / messages, links, type(rank_of(stage, 0, 0)).architecture)
+               .seconds;
   }
 
   double gather_seconds(int stage, double parameters) const {

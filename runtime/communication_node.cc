@@ -31,12 +31,21 @@ struct Segments {
   std::vector<int64_t> sizes;
   std::vector<int64_t> counts;  // elements of each segment
 
-  Segments(const Node& node,
-           const TensorType& whole,
-           const char* axis_name = "axis",
-           const char* sizes_name = "sizes") {
-    const int axis = static_cast<int>(node.attributes.get_int(axis_name, 0));
-    sizes = node.attributes.get_ints(sizes_name);
+  // Of tensor `i` of a bucket of `num_tensors`.
+  Segments(const Node& node, const TensorType& whole, size_t i = 0, size_t num_tensors = 1)
+      : Segments(whole,
+                 static_cast<int>(node.attributes.get_int("axis", 0)),
+                 node.attributes.get_ints("sizes"),
+                 i,
+                 num_tensors) {}
+  Segments(const TensorType& whole,
+           int axis,
+           const std::vector<int64_t>& all_sizes,
+           size_t i,
+           size_t num_tensors) {
+    const size_t degree = all_sizes.size() / num_tensors;
+    sizes.assign(all_sizes.begin() + static_cast<std::ptrdiff_t>(i * degree),
+                 all_sizes.begin() + static_cast<std::ptrdiff_t>((i + 1) * degree));
     outer = dims_product(whole.shape, 0, axis);
     const int64_t inner = dims_product(whole.shape, axis + 1, static_cast<int>(whole.shape.size()));
     inner_bytes = inner * dtype_bytes(whole.dtype);
@@ -69,15 +78,19 @@ struct Segments {
 };
 
 void all_reduce(const Node& node,
-                const TensorRef& input,
-                const TensorRef& output,
+                std::span<const TensorRef> inputs,
+                std::span<const TensorRef> outputs,
                 Communicator& group,
                 Device& device) {
-  if (input.data != output.data) {
-    device.copy(output.data, input.data, output.type->bytes(), Lane::kCommunication);
+  std::vector<WholeTensor> tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorType& type = *outputs[i].type;
+    if (inputs[i].data != outputs[i].data) {
+      device.copy(outputs[i].data, inputs[i].data, type.bytes(), Lane::kCommunication);
+    }
+    tensors.push_back({outputs[i].data, num_elements(type.shape)});
   }
-  group.all_reduce(
-      output.data, num_elements(output.type->shape), output.type->dtype, reduction_of(node));
+  group.all_reduce(tensors, outputs[0].type->dtype, reduction_of(node));
 }
 
 std::byte* packing_room(const Node& node, std::span<std::byte> workspace, int64_t bytes) {
@@ -92,36 +105,46 @@ std::byte* packing_room(const Node& node, std::span<std::byte> workspace, int64_
 }
 
 void reduce_scatter(const Node& node,
-                    const TensorRef& input,
-                    const TensorRef& output,
+                    std::span<const TensorRef> inputs,
+                    std::span<const TensorRef> outputs,
                     std::span<std::byte> workspace,
                     Communicator& group,
                     Device& device) {
-  const Segments segments(node, *input.type);
-  std::byte* source = static_cast<std::byte*>(input.data);
-  if (segments.outer > 1) {
-    std::byte* packed = packing_room(node, workspace, input.type->bytes());
-    segments.copy(device, source, packed, true);
-    source = packed;
+  std::vector<CutTensor> tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Segments segments(node, *inputs[i].type, i, inputs.size());
+    std::byte* source = static_cast<std::byte*>(inputs[i].data);
+    if (segments.outer > 1) {
+      TRAINRT_CHECK(inputs.size() == 1, "bucket '", node.name, "' would have to be packed");
+      std::byte* packed = packing_room(node, workspace, inputs[i].type->bytes());
+      segments.copy(device, source, packed, true);
+      source = packed;
+    }
+    tensors.push_back({source, outputs[i].data, segments.counts});
   }
-  group.reduce_scatter(source, output.data, segments.counts, input.type->dtype, reduction_of(node));
+  group.reduce_scatter(tensors, inputs[0].type->dtype, reduction_of(node));
 }
 
 void all_gather(const Node& node,
-                const TensorRef& input,
-                const TensorRef& output,
+                std::span<const TensorRef> inputs,
+                std::span<const TensorRef> outputs,
                 std::span<std::byte> workspace,
                 Communicator& group,
                 Device& device) {
-  const Segments segments(node, *output.type);
-  std::byte* target = static_cast<std::byte*>(output.data);
-  if (segments.outer == 1) {
-    group.all_gather(input.data, target, segments.counts, input.type->dtype);
+  const Segments first(node, *outputs[0].type, 0, outputs.size());
+  if (first.outer > 1) {
+    TRAINRT_CHECK(inputs.size() == 1, "bucket '", node.name, "' would have to be unpacked");
+    std::byte* packed = packing_room(node, workspace, outputs[0].type->bytes());
+    group.all_gather(inputs[0].data, packed, first.counts, inputs[0].type->dtype);
+    first.copy(device, static_cast<std::byte*>(outputs[0].data), packed, false);
     return;
   }
-  std::byte* packed = packing_room(node, workspace, output.type->bytes());
-  group.all_gather(input.data, packed, segments.counts, input.type->dtype);
-  segments.copy(device, target, packed, false);
+  std::vector<CutTensor> tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Segments segments(node, *outputs[i].type, i, outputs.size());
+    tensors.push_back({inputs[i].data, outputs[i].data, segments.counts});
+  }
+  group.all_gather(tensors, inputs[0].type->dtype);
 }
 
 // Cut along one axis, grown along another: the segment of each rank is packed on the way out, and
@@ -133,7 +156,11 @@ void all_to_all(const Node& node,
                 Communicator& group,
                 Device& device) {
   const Segments sent(node, *input.type);
-  const Segments received(node, *output.type, "concat_axis", "concat_sizes");
+  const Segments received(*output.type,
+                          static_cast<int>(node.attributes.get_int("concat_axis", 0)),
+                          node.attributes.get_ints("concat_sizes"),
+                          0,
+                          1);
   std::byte* packed = packing_room(node, workspace, input.type->bytes() + output.type->bytes());
   std::byte* arrived = packed + input.type->bytes();
   sent.copy(device, static_cast<std::byte*>(input.data), packed, true);
@@ -204,11 +231,11 @@ void run_communication_node(const Node& node,
   const auto peer = [&] { return static_cast<int>(node.attributes.get_int("peer")); };
   const auto tag = [&] { return static_cast<int>(node.attributes.get_int("tag", 0)); };
   if (type == comm_op::kAllReduce) {
-    all_reduce(node, inputs[0], outputs[0], group, device);
+    all_reduce(node, inputs, outputs, group, device);
   } else if (type == comm_op::kReduceScatter) {
-    reduce_scatter(node, inputs[0], outputs[0], workspace, group, device);
+    reduce_scatter(node, inputs, outputs, workspace, group, device);
   } else if (type == comm_op::kAllGather) {
-    all_gather(node, inputs[0], outputs[0], workspace, group, device);
+    all_gather(node, inputs, outputs, workspace, group, device);
   } else if (type == comm_op::kAllToAll) {
     all_to_all(node, inputs[0], outputs[0], workspace, group, device);
   } else if (type == comm_op::kBroadcast) {

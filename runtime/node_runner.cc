@@ -128,12 +128,15 @@ void NodeRunner::run_communication(BoundNode& node) {
     // What waits for a peer's message is a bubble; a collective is communication.
     computing_since_ = traced_now();
     const bool waits = node.node->op_type == comm_op::kRecv;
-    const TensorRef& moved = node.outputs.empty() ? node.inputs[0] : node.outputs[0];
+    int64_t bytes = 0;
+    for (const TensorRef& moved : node.outputs.empty() ? node.inputs : node.outputs) {
+      bytes += moved.type->bytes();
+    }
     trace_->add(node.node->name,
                 waits ? TraceLane::kBubble : TraceLane::kCommunication,
                 begin,
                 computing_since_,
-                moved.type->bytes());
+                bytes);
   }
   communicated_.end(lane, uses);
 }

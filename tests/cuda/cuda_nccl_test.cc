@@ -32,30 +32,47 @@ class HostRank : public Communicator {
   int rank() const override { return own_->rank(); }
   int world_size() const override { return own_->world_size(); }
 
-  void all_reduce(void* data, int64_t count, DType dtype, ReductionKind reduction) override {
-    const int64_t bytes = count * dtype_bytes(dtype);
-    std::byte* there = put(data, bytes);
-    own_->all_reduce(there, count, dtype, reduction);
-    get(data, there, bytes);
+  void all_reduce(const std::vector<WholeTensor>& tensors,
+                  DType dtype,
+                  ReductionKind reduction) override {
+    std::vector<WholeTensor> there = tensors;
+    for (WholeTensor& tensor : there) {
+      tensor.data = put(tensor.data, tensor.count * dtype_bytes(dtype));
+    }
+    own_->all_reduce(there, dtype, reduction);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      get(tensors[t].data,
+          static_cast<std::byte*>(there[t].data),
+          tensors[t].count * dtype_bytes(dtype));
+    }
   }
-  void reduce_scatter(const void* input,
-                      void* output,
-                      const std::vector<int64_t>& counts,
+  void reduce_scatter(const std::vector<CutTensor>& tensors,
                       DType dtype,
                       ReductionKind reduction) override {
-    std::byte* from = put(input, bytes_of(counts, dtype));
-    std::byte* to = room(own(counts, dtype));
-    own_->reduce_scatter(from, to, counts, dtype, reduction);
-    get(output, to, own(counts, dtype));
+    std::vector<CutTensor> there = tensors;
+    for (CutTensor& tensor : there) {
+      tensor.input = put(tensor.input, bytes_of(tensor.counts, dtype));
+      tensor.output = room(own(tensor.counts, dtype));
+    }
+    own_->reduce_scatter(there, dtype, reduction);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      get(tensors[t].output,
+          static_cast<std::byte*>(there[t].output),
+          own(tensors[t].counts, dtype));
+    }
   }
-  void all_gather(const void* input,
-                  void* output,
-                  const std::vector<int64_t>& counts,
-                  DType dtype) override {
-    std::byte* from = put(input, own(counts, dtype));
-    std::byte* to = room(bytes_of(counts, dtype));
-    own_->all_gather(from, to, counts, dtype);
-    get(output, to, bytes_of(counts, dtype));
+  void all_gather(const std::vector<CutTensor>& tensors, DType dtype) override {
+    std::vector<CutTensor> there = tensors;
+    for (CutTensor& tensor : there) {
+      tensor.input = put(tensor.input, own(tensor.counts, dtype));
+      tensor.output = room(bytes_of(tensor.counts, dtype));
+    }
+    own_->all_gather(there, dtype);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      get(tensors[t].output,
+          static_cast<std::byte*>(there[t].output),
+          bytes_of(tensors[t].counts, dtype));
+    }
   }
   void all_to_all(const void* input,
                   const std::vector<int64_t>& send_counts,

@@ -166,6 +166,46 @@ TEST_P(CommunicatorTest, LargeBuffersAreReducedAndGatheredInRankOrder) {
   });
 }
 
+// A bucket gives what its tensors give one by one; in sum they are more than a transport packs at
+// once, and among them are empty and very small ones.
+TEST_P(CommunicatorTest, BucketsGiveWhatTheirTensorsGive) {
+  for (const std::vector<size_t>& sizes :
+       {std::vector<size_t>{3, 1, 2}, std::vector<size_t>{700, 0, 1, 350001, 63, 900007}}) {
+    expect_all(3, [&](Communicator& c) {
+      std::vector<std::vector<float>> data, sums, segments, gathered;
+      std::vector<WholeTensor> whole;
+      std::vector<CutTensor> scattered, cut;
+      for (const size_t size : sizes) {
+        const std::vector<float> values = values_of(c.rank(), size);
+        sums.push_back(values);
+        c.all_reduce(
+            sums.back().data(), static_cast<int64_t>(size), DType::kFloat32, ReductionKind::kSum);
+        const int64_t first = static_cast<int64_t>(size / 4), last = static_cast<int64_t>(size / 3);
+        const std::vector<int64_t> counts = {
+            first, static_cast<int64_t>(size) - first - last, last};
+        data.push_back(values);
+        segments.emplace_back(static_cast<size_t>(counts[static_cast<size_t>(c.rank())]));
+        gathered.emplace_back(size);
+        scattered.push_back({nullptr, nullptr, counts});
+      }
+      const std::vector<std::vector<float>> inputs = data;
+      for (size_t t = 0; t < sizes.size(); ++t) {
+        whole.push_back({data[t].data(), static_cast<int64_t>(sizes[t])});
+        scattered[t].input = inputs[t].data();
+        scattered[t].output = segments[t].data();
+        cut.push_back({segments[t].data(), gathered[t].data(), scattered[t].counts});
+      }
+      c.all_reduce(whole, DType::kFloat32, ReductionKind::kSum);
+      c.reduce_scatter(scattered, DType::kFloat32, ReductionKind::kSum);
+      c.all_gather(cut, DType::kFloat32);
+      for (size_t t = 0; t < sizes.size(); ++t) {
+        ASSERT_EQ(data[t], sums[t]) << "tensor " << t;
+        ASSERT_EQ(gathered[t], sums[t]) << "tensor " << t;
+      }
+    });
+  }
+}
+
 TEST_P(CommunicatorTest, AMessageOfAnotherSizeIsTold) {
   const std::vector<std::string> errors =
       run_ranks(GetParam(), 2, std::chrono::milliseconds(3000), [](Communicator& c) {
@@ -322,6 +362,19 @@ TEST_P(CommunicatorTest, AnAbortWakesTheOthersAndNamesTheCulprit) {
   EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 2"), HasSubstr("no memory left")));
   EXPECT_THAT(errors[1], AllOf(HasSubstr("rank 2"), HasSubstr("no memory left")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST_P(CommunicatorTest, RanksThatFormDifferentBucketsAreTold) {
+  if (!GetParam().compares_calls) {
+    GTEST_SKIP() << "NCCL sees the calls of a bucket one by one";
+  }
+  const std::vector<std::string> errors =
+      run_ranks(GetParam(), 2, std::chrono::milliseconds(3000), [](Communicator& c) {
+        float value[2] = {1, 2};
+        const std::vector<WholeTensor> joined = {{value, 2}}, apart = {{value, 1}, {value + 1, 1}};
+        c.all_reduce(c.rank() == 0 ? joined : apart, DType::kFloat32, ReductionKind::kSum);
+      });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("disagree"), HasSubstr("2 float32 in 2 tensors"))));
 }
 
 TEST_P(CommunicatorTest, RanksThatCallDifferentCollectivesAreTold) {

@@ -1,0 +1,156 @@
+// Collectives of small tensors travel together: how many there are in a step, how large, and when.
+#include "parallel/passes/buckets.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <map>
+
+#include "parallel/partition.h"
+#include "tests/support/family_model.h"
+#include "tests/support/plan_layout.h"
+
+namespace trainrt::testing {
+namespace {
+
+constexpr int64_t kBatch = 8;
+
+ModelSpec gpt(int64_t layers, int64_t hidden) {
+  ModelSpec spec = small_family("gpt2");
+  spec.layers = layers;
+  spec.hidden = hidden;
+  spec.heads = 4;
+  spec.ffn = 4 * hidden;
+  return spec;
+}
+
+struct Message {
+  std::string op_type;
+  size_t num_tensors = 0;
+  int64_t bytes = 0;  // of whole tensors
+  bool operator==(const Message&) const = default;
+};
+
+// What data ranks exchange in the phases of the kinds given, in order.
+std::vector<Message> messages(const Program& program, const std::vector<PhaseKind>& kinds) {
+  std::vector<Message> found;
+  const ProgramVariant& variant = program.variants[0];
+  for (const Phase& phase : variant.phases) {
+    for (const NodeId id : phase.nodes) {
+      const Node& node = variant.graph.node(id);
+      if (std::find(kinds.begin(), kinds.end(), phase.kind) == kinds.end() ||
+          !is_communication(node.op_type) || node.attributes.get_string("group") != "data") {
+        continue;
+      }
+      Message message{node.op_type, node.inputs.size(), 0};
+      for (const ValueId tensor :
+           node.op_type == comm_op::kReduceScatter ? node.inputs : node.outputs) {
+        message.bytes += variant.graph.value(tensor).type.bytes();
+      }
+      found.push_back(message);
+    }
+  }
+  return found;
+}
+
+std::vector<Program> programs_of(const ModelSpec& spec, const Layout& layout) {
+  const FamilyModel model = family_model(spec, kBatch, "fp32", {});
+  return partition(model.factory,
+                   plan_of(layout, kBatch, model.num_nodes),
+                   std::vector<DeviceSpec>(static_cast<size_t>(layout.dp * layout.tp * layout.pp)));
+}
+
+int64_t parameter_bytes(const Program& program) {
+  int64_t bytes = 0;
+  for (const Value& value : program.variants[0].graph.values()) {
+    bytes += value.kind == ValueKind::kParameter ? value.type.bytes() : 0;
+  }
+  return bytes;
+}
+
+const std::vector<PhaseKind> kOnce = {PhaseKind::kReduce, PhaseKind::kUpdate};
+
+// All gradients of a small model fit into one message.
+TEST(BucketsTest, ASmallModelSumsItsGradientsInOneMessage) {
+  const std::vector<Program> programs = programs_of(gpt(2, 24), {.dp = 2, .micro_batch = 2});
+  const int64_t bytes = parameter_bytes(programs[0]);
+  ASSERT_LT(bytes, bucket_bytes(Backend::kCpu, 2));
+  const size_t gradients =
+      programs[0].variants[0].graph.values_of_kind(ValueKind::kGradient).size();
+  const std::vector<Message> found = messages(programs[0], kOnce);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].op_type, comm_op::kAllReduce);
+  EXPECT_EQ(found[0].bytes, bytes);
+  EXPECT_GE(found[0].num_tensors + 1, gradients);  // a tied weight has two accumulators
+}
+
+// ZeRO-1: gradients are scattered, row sums of the norm and new parameters gathered, each in one
+// message; a parameter too small to be cut is summed whole.
+TEST(BucketsTest, ZeroScattersAndGathersInFewMessages) {
+  for (const int zero : {1, 2, 3}) {
+    const std::vector<Program> programs =
+        programs_of(gpt(2, 24), {.dp = 2, .micro_batch = 2, .zero = zero});
+    std::map<std::string, int> count;
+    for (const Message& message : messages(
+             programs[0],
+             {PhaseKind::kForward, PhaseKind::kBackward, PhaseKind::kReduce, PhaseKind::kUpdate})) {
+      ++count[message.op_type];
+    }
+    EXPECT_EQ(count["ReduceScatter"], 1) << "ZeRO " << zero;
+    // New parameters or, for ZeRO-3, those of the forward and once more of the backward; and the
+    // norm's row sums.
+    EXPECT_EQ(count["AllGather"], zero == 3 ? 3 : 2) << "ZeRO " << zero;
+    EXPECT_EQ(count["AllReduce"], 0) << "ZeRO " << zero;
+  }
+}
+
+TEST(BucketsTest, NoBucketIsLargerThanTheLimitAndAllRanksFormTheSame) {
+  for (const int zero : {0, 1, 2, 3}) {
+    const std::vector<Program> programs =
+        programs_of(gpt(4, 128), {.dp = 3, .micro_batch = 1, .zero = zero});
+    const std::vector<PhaseKind> all = {
+        PhaseKind::kForward, PhaseKind::kBackward, PhaseKind::kReduce, PhaseKind::kUpdate};
+    const std::vector<Message> found = messages(programs[0], all);
+    size_t tensors = 0;
+    for (const Message& message : found) {
+      tensors += message.num_tensors;
+      EXPECT_TRUE(message.num_tensors == 1 || message.bytes <= bucket_bytes(Backend::kCpu, 3));
+    }
+    EXPECT_GT(tensors, 3 * found.size()) << "ZeRO " << zero;
+    EXPECT_EQ(messages(programs[1], all), found);
+    EXPECT_EQ(messages(programs[2], all), found);
+  }
+}
+
+// One micro-batch a step: the sums are part of the backward, and the last layers' are under way
+// while the first layers still compute.
+TEST(BucketsTest, BackwardGoesOnBehindABucket) {
+  const std::vector<Program> programs = programs_of(gpt(4, 128), {.dp = 2, .micro_batch = 4});
+  const ProgramVariant& variant = programs[0].variants[0];
+  const Phase* backward = variant.find_phase(PhaseKind::kBackward, 0);
+  ASSERT_NE(backward, nullptr);
+  std::vector<size_t> sums;  // products that follow each sum
+  for (size_t i = 0; i < backward->nodes.size(); ++i) {
+    if (variant.graph.node(backward->nodes[i]).op_type == comm_op::kAllReduce) {
+      sums.push_back(static_cast<size_t>(std::count_if(
+          backward->nodes.begin() + static_cast<std::ptrdiff_t>(i),
+          backward->nodes.end(),
+          [&](NodeId id) { return variant.graph.node(id).op_type.starts_with("MatMul"); })));
+    }
+  }
+  ASSERT_GE(sums.size(), 3u);
+  EXPECT_GT(sums[0], sums[1]);
+  EXPECT_GT(sums[0], 8u);
+  EXPECT_EQ(sums.back(), 0u);
+  // Nobody waits for a sum before the last product.
+  bool last_product_seen = false;
+  for (size_t i = backward->nodes.size(); i-- > 0 && !last_product_seen;) {
+    last_product_seen = variant.graph.node(backward->nodes[i]).op_type.starts_with("MatMul");
+    for (size_t j = 0; last_product_seen && j < i; ++j) {
+      EXPECT_NE(variant.graph.node(backward->nodes[j]).op_type, "RowSquareSums");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trainrt::testing
