@@ -2,9 +2,9 @@
 // persistent value before the node that overwrites it", and over the order of messages: a Recv
 // stays behind the Sends and Recvs before it in the graph. The ranks' graphs are cut out of one
 // whole, and who keeps its order waits for nobody who waits for him, whatever else is moved. A
-// position is where a node would like to be: its place in the graph, except that an update stands
-// right behind the last thing it waits for (a gradient is then freed at once), and a node without
-// inputs right before its first reader.
+// position is where a node would like to be: its place in the graph, except that an update and what
+// reduces a gradient for it stand right behind the last thing they wait for (a gradient is then
+// freed at once), and a node without inputs right before its first reader.
 #include "parallel/phase_order.h"
 
 #include <algorithm>
@@ -232,9 +232,10 @@ class PhaseGraph {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       const Node& node = graph_.node(nodes_[i]);
       positions[i] = 2 * static_cast<int64_t>(i);
-      const bool soon = (node.region == Region::kUpdate && !reads_sum(node)) ||
-                        node.op_type == comm_op::kSend ||
-                        !overwrites(graph_, node, targets).empty();
+      const bool soon =
+          (node.region == Region::kUpdate && !reads_sum(node)) || node.op_type == comm_op::kSend ||
+          (node.op_type == comm_op::kReduceScatter && node.region == Region::kBackward) ||
+          !overwrites(graph_, node, targets).empty();
       if (soon && latest_input[i] >= 0) {
         positions[i] = latest_input[i] | 1;
       }
