@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "graph/op_def.h"
 #include "parallel/assign_offsets.h"
@@ -28,24 +29,16 @@ int64_t* breakdown_of(MemoryBreakdown& breakdown, ValueKind kind) {
   }
 }
 
-// Persistent values of all variants, by name, one after the other in order of first appearance;
-// offloaded ones in an arena of their own.
+// One after the other; offloaded ones in an arena of their own.
 std::unordered_map<std::string, PersistentAddress> place_persistent(const Program& program,
                                                                     MemoryPlan* memory) {
   std::unordered_map<std::string, PersistentAddress> addresses;
-  for (const ProgramVariant& variant : program.variants) {
-    for (const Value& value : variant.graph.values()) {
-      if (!is_persistent(value.kind)) {
-        continue;
-      }
-      const bool on_host = program.offload_optimizer && value.kind == ValueKind::kOptimizerState;
-      int64_t& end = on_host ? memory->host_bytes : memory->persistent_bytes;
-      if (addresses.emplace(persistent_key(value), PersistentAddress{end, on_host}).second) {
-        const int64_t bytes = OffsetAssigner::align(value.type.bytes());
-        end += bytes;
-        *breakdown_of(memory->breakdown, value.kind) += on_host ? 0 : bytes;
-      }
-    }
+  for (const PersistentTensor& tensor : persistent_tensors(program)) {
+    const bool on_host = program.offload_optimizer && tensor.kind == ValueKind::kOptimizerState;
+    int64_t& end = on_host ? memory->host_bytes : memory->persistent_bytes;
+    addresses.emplace(tensor.key, PersistentAddress{end, on_host});
+    end += tensor.bytes;
+    *breakdown_of(memory->breakdown, tensor.kind) += on_host ? 0 : tensor.bytes;
   }
   return addresses;
 }
@@ -240,6 +233,23 @@ int64_t MemoryPlan::absolute_offset(const TensorAddress& address, int micro_batc
   return 0;
 }
 
+std::vector<PersistentTensor> persistent_tensors(const Program& program) {
+  std::vector<PersistentTensor> tensors;
+  std::unordered_set<std::string> known;
+  for (const ProgramVariant& variant : program.variants) {
+    for (const Value& value : variant.graph.values()) {
+      if (!is_persistent(value.kind)) {
+        continue;
+      }
+      std::string key = persistent_key(value);
+      if (known.insert(key).second) {
+        tensors.push_back({std::move(key), value.kind, OffsetAssigner::align(value.type.bytes())});
+      }
+    }
+  }
+  return tensors;
+}
+
 MemoryPlan plan_memory(const Program& program) {
   MemoryPlan memory;
   const std::unordered_map<std::string, PersistentAddress> persistent =
@@ -248,6 +258,7 @@ MemoryPlan plan_memory(const Program& program) {
   memory.slot_bytes.assign(stages.size(), 0);
   memory.num_slots.assign(stages.size(), 0);
   memory.slot_base.assign(stages.size(), 0);
+  memory.stage_bytes.assign(std::max<size_t>(1, stages.size()), 0);
 
   std::vector<VariantPlan> plans;
   std::vector<std::vector<int64_t>> step_wide;
@@ -293,6 +304,10 @@ MemoryPlan plan_memory(const Program& program) {
       const TimeLine& line = plan.lines[l];
       const LineLayout& layout = plan.layouts[l];
       const int64_t above = line.stash ? layout.extent - layout.stash : layout.extent;
+      int64_t& most = line.local_stage >= 0
+                          ? memory.stage_bytes[static_cast<size_t>(line.local_stage)]
+                          : memory.step_bytes;
+      most = std::max(most, above);
       memory.transient_bytes =
           std::max(memory.transient_bytes, above + (line.local_stage >= 0 ? slots_extent : 0));
       peak.begin_line(line.num_instants);

@@ -68,7 +68,11 @@ struct MemoryPlan {
   std::vector<int64_t> slot_base;   // offset of the first slot, per local virtual stage index
   int64_t transient_base = 0;       // = persistent_bytes
   int64_t transient_bytes = 0;      // the dynamic part, slots included
-  int64_t arena_bytes = 0;          // = peak_bytes: what is allocated
+  // The largest of: all slots and what the phases of any virtual stage need beside them (by local
+  // virtual stage index), and what the phases need that run once per step.
+  std::vector<int64_t> stage_bytes;
+  int64_t step_bytes = 0;
+  int64_t arena_bytes = 0;    // = peak_bytes: what is allocated
   int64_t host_bytes = 0;     // a second arena in the host's memory: offloaded optimizer state
   MemoryBreakdown breakdown;  // at the instant of the peak; sums to arena_bytes
   std::vector<VariantMemory> variants;
@@ -79,5 +83,14 @@ struct MemoryPlan {
 };
 
 MemoryPlan plan_memory(const Program& program);
+
+// The persistent tensors of all variants, each once, in order of first appearance. `bytes`:
+// aligned.
+struct PersistentTensor {
+  std::string key;  // persistent_key()
+  ValueKind kind = ValueKind::kParameter;
+  int64_t bytes = 0;
+};
+std::vector<PersistentTensor> persistent_tensors(const Program& program);
 
 }  // namespace trainrt
