@@ -3,7 +3,9 @@
 // Both minimise the longest stage and not the step, which fills and drains the pipeline too: hence
 // the local search, in which only the replay decides. Shares are exact for given cuts: what a data
 // rank takes never falls with its micro-batches, so when the slowest rank can give one to no other,
-// no spread is faster.
+// no spread is faster. But cuts suit the devices that have work, and shares the cuts: hence the
+// search begins anew from shares that leave some kinds of data ranks idle, or, where they are few,
+// from all.
 #include "planner/layout_fit.h"
 
 #include <algorithm>
@@ -26,6 +28,8 @@ constexpr double kRepairable = 0.2;
 
 // Where there are at most so many ways to cut, all are tried before a shape is given up.
 constexpr int64_t kFewCuts = 200;
+// Where there are at most so many ways to share, the search begins from each.
+constexpr int64_t kFewShares = 64;
 
 }  // namespace
 
@@ -109,6 +113,19 @@ bool LayoutFit::start() {
   return cut() && shortage() <= 0;
 }
 
+// Seconds per micro-batch of a data rank with stages of these types, were all of them equally long.
+double LayoutFit::perfect_pace(const std::vector<int>& types) {
+  double speed = 0;
+  for (const int type : types) {
+    double whole = 0;
+    for (const double own : block_seconds(type)) {
+      whole += own;
+    }
+    speed += 1 / whole;
+  }
+  return 1 / speed;
+}
+
 // By pace: of the longest stage, once the stages are cut, else of perfect ones.
 void LayoutFit::share() {
   if (fixed_) {
@@ -123,7 +140,6 @@ void LayoutFit::share() {
   std::vector<double> pace;
   for (const std::vector<int>& types : kinds_) {
     std::vector<double> stages(types.size(), 0);
-    double speed = 0;
     for (size_t s = 0; s < first.size(); ++s) {
       const std::vector<double>& seconds = block_seconds(types[s % types.size()]);
       const size_t end = s + 1 < first.size() ? static_cast<size_t>(first[s + 1]) : seconds.size();
@@ -131,14 +147,7 @@ void LayoutFit::share() {
         stages[s % types.size()] += seconds[b];
       }
     }
-    for (const int type : types) {
-      double whole = 0;
-      for (const double own : block_seconds(type)) {
-        whole += own;
-      }
-      speed += 1 / whole;
-    }
-    pace.push_back(cut ? *std::max_element(stages.begin(), stages.end()) : 1 / speed);
+    pace.push_back(cut ? *std::max_element(stages.begin(), stages.end()) : perfect_pace(types));
   }
   layout_->num_micro_batches = spread_micro_batches(total_, pace, {});
 }
@@ -472,12 +481,93 @@ bool LayoutFit::improve_cuts(int budget) {
   return changed;
 }
 
-int LayoutFit::improve(int budget) {
-  num_replays_ = 0;
+// Shares to begin from beside the present ones, those with the least work for the busiest first.
+std::vector<std::vector<int>> LayoutFit::other_shares() {
+  std::vector<std::vector<int>> starts;
+  if (fixed_ || request_.uniform || layout_->data == 1) {
+    return starts;
+  }
+  const size_t n = kinds_.size();
+  int64_t ways = 1;
+  for (size_t r = 1; r < n && ways <= kFewShares; ++r) {
+    ways = ways * (total_ + static_cast<int64_t>(r)) / static_cast<int64_t>(r);
+  }
+  if (ways <= kFewShares) {
+    std::vector<int> counts(n, 0);
+    const std::function<void(size_t, int)> extend = [&](size_t r, int left) {
+      if (r + 1 == n) {
+        counts[r] = left;
+        starts.push_back(counts);
+        return;
+      }
+      for (int own = 0; own <= left; ++own) {
+        counts[r] = own;
+        extend(r + 1, left - own);
+      }
+    };
+    extend(0, total_);
+    return starts;
+  }
+  // Each set of kinds that some data rank is not of.
+  std::vector<std::vector<int>> kinds = kinds_;
+  std::sort(kinds.begin(), kinds.end());
+  kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
+  constexpr size_t kMostKinds = 4;
+  for (size_t set = 1; kinds.size() <= kMostKinds && set + 1 < size_t{1} << kinds.size(); ++set) {
+    std::vector<double> pace;
+    std::vector<int> caps;
+    for (const std::vector<int>& kind : kinds_) {
+      const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
+      pace.push_back(perfect_pace(kind));
+      caps.push_back((set >> at & 1) != 0 ? total_ : 0);
+    }
+    starts.push_back(spread_micro_batches(total_, pace, caps));
+  }
+  return starts;
+}
+
+// No cuts let the step with these shares take less.
+double LayoutFit::least_seconds(const std::vector<int>& counts) {
+  double least = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    least = std::max(least, counts[r] * perfect_pace(kinds_[r]));
+  }
+  return least;
+}
+
+void LayoutFit::climb(int budget) {
   for (bool again = true; again && num_replays_ < budget;) {
     again = improve_shares();
     again = improve_cuts(budget) || again;
   }
+}
+
+int LayoutFit::improve(int budget) {
+  num_replays_ = 0;
+  climb(budget);
+  std::vector<std::vector<int>> starts = other_shares();
+  if (starts.empty()) {
+    return num_replays_;
+  }
+  Layout best = *layout_;
+  double least = seconds();
+  for (const std::vector<int>& counts : starts) {
+    if (num_replays_ >= budget || counts == best.num_micro_batches ||
+        least_seconds(counts) >= least) {
+      continue;
+    }
+    layout_->num_micro_batches = counts;
+    if (!cut() || shortage() > 0) {
+      continue;
+    }
+    climb(budget);
+    const double now = seconds();
+    if (now < kFaster * least) {
+      least = now;
+      best = *layout_;
+    }
+  }
+  *layout_ = best;
   return num_replays_;
 }
 

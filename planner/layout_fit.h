@@ -31,8 +31,9 @@ class LayoutFit {
   // Cuts by balance within each stage's memory, shares by speed. False when no cut was found that
   // fits; the layout then has the cuts that balance.
   bool start();
-  // Moves single borders of stages, and single micro-batches between data ranks, while the step
-  // gets shorter. At most `budget` replays; returns how many.
+  // Moves borders of stages, and micro-batches between data ranks, while the step gets shorter;
+  // from the present layout, and from other shares. Some `budget` replays at most; returns how
+  // many.
   int improve(int budget);
 
  private:
@@ -42,6 +43,10 @@ class LayoutFit {
   int64_t shortage() const;
   double seconds();
   double rank_seconds(int data_rank, int micro_batches);
+  double perfect_pace(const std::vector<int>& types);
+  std::vector<std::vector<int>> other_shares();
+  double least_seconds(const std::vector<int>& counts);
+  void climb(int budget);
   bool improve_shares();
   bool improve_cuts(int budget);
   // Whether there are at most `most` ways to cut; calls fn with each if so, until it returns true.
