@@ -186,6 +186,74 @@ void assign_backward(const Graph& graph, std::vector<Block>* blocks) {
 
 }  // namespace
 
+namespace {
+
+// For blocks whose nodes are known: the activations that cross from each to the next.
+void find_crossing(const Graph& graph, const std::vector<bool>& trained, BlockList* list) {
+  std::vector<int> block_of(static_cast<size_t>(graph.num_nodes()), -1);
+  for (size_t b = 0; b < list->blocks.size(); ++b) {
+    for (const NodeId id : list->blocks[b].forward) {
+      block_of[static_cast<size_t>(id)] = static_cast<int>(b);
+    }
+  }
+  std::vector<int> last_reader(static_cast<size_t>(graph.num_values()), -1);
+  for (const Block& block : list->blocks) {
+    for (const NodeId id : block.forward) {
+      for (const ValueId input : graph.node(id).inputs) {
+        if (input != kNoValue) {
+          int& last = last_reader[static_cast<size_t>(input)];
+          last = std::max(last, block_of[static_cast<size_t>(id)]);
+        }
+      }
+    }
+  }
+  for (ValueId id = 0; id < graph.num_values(); ++id) {
+    const NodeId producer = graph.value(id).producer;
+    if (producer == kNoNode || !trained[static_cast<size_t>(id)]) {
+      continue;
+    }
+    const int made = block_of[static_cast<size_t>(producer)];
+    for (int b = made; b >= 0 && b < last_reader[static_cast<size_t>(id)]; ++b) {
+      Block& before = list->blocks[static_cast<size_t>(b)];
+      if (before.output == kNoValue ||
+          graph.value(before.output).type.bytes() < graph.value(id).type.bytes()) {
+        before.output = id;
+        list->blocks[static_cast<size_t>(b) + 1].input = id;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+BlockList blocks_at(const Graph& graph,
+                    const std::vector<int>& last_source,
+                    const std::vector<int>& classes) {
+  BlockList list;
+  list.trained = depends_on(graph, graph.values_of_kind(ValueKind::kParameter));
+  list.blocks.resize(last_source.size());
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    const Node& node = graph.node(id);
+    if (node.region == Region::kForward) {
+      const auto at = std::lower_bound(last_source.begin(), last_source.end(), node.source_index);
+      const bool ours = node.source_index < 0 || at == last_source.end();
+      const size_t block =
+          ours ? last_source.size() - 1 : static_cast<size_t>(at - last_source.begin());
+      list.blocks[block].forward.push_back(id);
+    }
+  }
+  find_crossing(graph, list.trained, &list);
+  assign_backward(graph, &list.blocks);
+  for (size_t b = 0; b < classes.size(); ++b) {
+    list.blocks[b].block_class = classes[b];
+    if (classes[b] == list.num_classes) {
+      list.representative.push_back(static_cast<int>(b));
+      ++list.num_classes;
+    }
+  }
+  return list;
+}
+
 BlockList find_blocks(const Graph& graph, const BlockPins& pins) {
   BlockList list;
   list.trained = depends_on(graph, graph.values_of_kind(ValueKind::kParameter));

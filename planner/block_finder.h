@@ -42,4 +42,10 @@ struct BlockPins {
 
 BlockList find_blocks(const Graph& graph, const BlockPins& pins = {});
 
+// Blocks of another form of a graph (in another precision), by where those of the first end and
+// what class they are of: a node is in the first block that does not end before its source.
+BlockList blocks_at(const Graph& graph,
+                    const std::vector<int>& last_source,
+                    const std::vector<int>& classes);
+
 }  // namespace trainrt

@@ -17,7 +17,9 @@ enum class SelectiveRecompute : uint8_t {
 
 struct Engine {
   std::string name = "trainrt";
-  double weight_bytes = 2;           // per parameter, as computed with
+  double weight_bytes = 2;           // per parameter, as held beside the optimizer's
+  double gather_bytes = 2;           // per parameter, as ZeRO gathers it
+  double update_bytes = 2;           // per parameter, that the update moves of weights
   double gradient_bytes = 4;         // per parameter, as accumulated and held
   double reduce_bytes = 4;           // per parameter, as sent between data ranks
   double optimizer_bytes = 12;       // master weights and two moments
@@ -26,6 +28,7 @@ struct Engine {
   int gathers_per_block = 1;         // ZeRO-3: collectives a block's weights take (one a parameter)
   double gather_call_seconds = 0;    // ZeRO-3: host time of a gather for each rank in it
   bool regathers = false;            // ZeRO-3: recompute gathers once more
+  bool scatters_each = false;        // ZeRO-2 reduces the gradients of every micro-batch
   bool overlap_tensor = false;       // tensor collectives run beside matrix products
   bool blocking_transfers = false;   // stages wait for their sends
   bool scattered_transfers = false;  // each tensor rank sends its part of a stage's output

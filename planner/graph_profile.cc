@@ -1,8 +1,7 @@
 // Kernels: each node's cost at the types one tensor rank sees. The forward's factors come from the
 // sharding search; a backward node is split along the factor by which its largest split input is.
-// Stash: what a backward node reads of its block's forward values. Selective recompute runs the
-// cheap (memory-bound) nodes again and keeps what they read instead; full keeps the block's input
-// alone. A backward node that no earlier block's gradient waits for belongs to the weight gradient.
+// What is kept for the backward is told by planner/kept_values. A backward node that no earlier
+// block's gradient waits for belongs to the weight gradient.
 #include "planner/graph_profile.h"
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 
 #include "graph/base/error.h"
 #include "parallel/passes/padding.h"
-#include "planner/block_memory.h"
+#include "planner/kept_values.h"
 #include "planner/kernel_sample.h"
 
 namespace trainrt {
@@ -52,7 +51,7 @@ class Profiler {
     for (size_t c = 0; c < model_.classes.size(); ++c) {
       const Block& block = model_.classes[c];
       shardings.push_back(search_sharding(search, block));
-      profile.classes.push_back(block_class(block, shardings.back()));
+      profile.classes.push_back(make_class(static_cast<int>(c), block, shardings.back()));
       BlockClass& made = profile.classes.back();
       made.shared_parameters = std::min(model_.shared_parameters[c], made.parameters);
       flops.push_back(forward_flops(block));
@@ -176,34 +175,6 @@ class Profiler {
     }
   }
 
-  // The factor by which the largest split input of a backward node is split.
-  int backward_factor(const Node& node,
-                      const std::map<ValueId, Placement>& placements,
-                      ShardingRule* rule) const {
-    *rule = get_op(node.op_type).sharding(OpContext(graph_, node));
-    int best = -1;
-    int64_t most = 0;
-    for (size_t i = 0; i < node.inputs.size() && i < rule->inputs.size(); ++i) {
-      const ValueId id = node.inputs[i];
-      const auto found = id == kNoValue ? placements.end() : placements.find(id);
-      if (found == placements.end() || found->second.kind != Placement::Kind::kShard) {
-        continue;
-      }
-      const auto dim = static_cast<size_t>(found->second.dim);
-      if (dim >= rule->inputs[i].size() || rule->inputs[i][dim].empty()) {
-        continue;
-      }
-      const int factor = rule->inputs[i][dim][0];
-      const Factor& f = rule->factors[static_cast<size_t>(factor)];
-      const bool splits = f.kind != FactorKind::kWhole && f.size % request_.tensor_parallel == 0;
-      if (splits && graph_.value(id).type.bytes() > most) {
-        best = factor;
-        most = graph_.value(id).type.bytes();
-      }
-    }
-    return best;
-  }
-
   void backward(const Block& block, const BlockSharding& sharding, BlockClass* result) {
     std::map<ValueId, Placement> placements = sharding.placements;
     for (const NodeId id : block.backward) {
@@ -211,7 +182,7 @@ class Profiler {
       ShardingRule rule;
       int factor = -1;
       if (request_.tensor_parallel > 1) {
-        factor = backward_factor(node, placements, &rule);
+        factor = inherited_factor(graph_, node, placements, request_.tensor_parallel, &rule);
         for (size_t o = 0; factor >= 0 && o < node.outputs.size() && o < rule.outputs.size(); ++o) {
           for (size_t d = 0; d < rule.outputs[o].size(); ++d) {
             if (!rule.outputs[o][d].empty() && rule.outputs[o][d][0] == factor) {
@@ -228,7 +199,7 @@ class Profiler {
         result->input_grad.collectives.end(), sharding.backward.begin(), sharding.backward.end());
   }
 
-  BlockClass block_class(const Block& block, const BlockSharding& sharding) {
+  BlockClass make_class(int block_class, const Block& block, const BlockSharding& sharding) {
     BlockClass result;
     result.name = graph_.node(block.forward.front()).name;
     for (const NodeId id : block.forward) {
@@ -256,7 +227,7 @@ class Profiler {
         }
       }
     }
-    stash(block, sharding, &result);
+    stash(block_class, block, sharding, &result);
     if (block.output != kNoValue) {
       result.output_bytes = bytes(block.output, {});
     }
@@ -266,79 +237,31 @@ class Profiler {
     return result;
   }
 
-  void stash(const Block& block, const BlockSharding& sharding, BlockClass* result) {
-    std::set<NodeId> own(block.forward.begin(), block.forward.end());
-    std::set<ValueId> kept, again;
-    std::set<NodeId> rerun;
-    for (const NodeId id : block.backward) {
-      for (const ValueId input : graph_.node(id).inputs) {
-        const ValueId storage = input == kNoValue ? input : storage_of(graph_, input);
-        if (storage != kNoValue && is_activation(storage, block, own)) {
-          kept.insert(storage);
-          keep(storage, block, own, &again, &rerun);
-        }
-      }
+  void stash(int block_class,
+             const Block& block,
+             const BlockSharding& sharding,
+             BlockClass* result) {
+    std::map<std::string, Placement> placements;
+    for (const auto& [id, placement] : sharding.placements) {
+      placements[graph_.value(id).name] = placement;
     }
-    for (const ValueId id : kept) {
-      result->stash_bytes[0] += bytes(id, sharding);
-    }
-    for (const ValueId id : again) {
-      result->stash_bytes[1] += bytes(id, sharding);
-    }
-    result->stash_bytes[2] = block.input == kNoValue ? 0 : bytes(block.input, sharding);
-    const BlockTransients transients = block_transients(
-        graph_,
-        block,
-        kept,
-        [&](ValueId id) { return bytes(id, sharding); },
-        [&](const Node& node) {
-          return request_.device == nullptr ? 0.0
-                                            : static_cast<double>(workspace_bytes(
-                                                  OpContext(graph_, node), *request_.device));
-        });
-    result->transient_bytes = std::max(transients.forward, transients.backward);
+    BlockBytesRequest wanted;
+    wanted.model = request_.memory != nullptr ? request_.memory : &model_;
+    wanted.placements = &placements;
+    wanted.known = &graph_;
+    wanted.tensor_parallel = request_.tensor_parallel;
+    wanted.float32_scale = request_.memory != nullptr ? 1 : scale_;
+    wanted.device = request_.device;
+    const BlockBytes bytes = block_bytes(wanted, block_class);
+    result->stash_bytes = bytes.kept;
+    result->transient_bytes = bytes.transient;
+    const std::set<NodeId> rerun = kept_values(graph_, block).rerun;
     for (const NodeId id : block.forward) {
       if (rerun.count(id) != 0) {
         const auto found = sharding.factor.find(id);
         emit(graph_.node(id),
              found == sharding.factor.end() ? -1 : found->second,
              &result->selective);
-      }
-    }
-  }
-
-  bool is_activation(ValueId id, const Block& block, const std::set<NodeId>& own) const {
-    const Value& value = graph_.value(id);
-    if (value.kind == ValueKind::kInput) {
-      return false;  // the data of the micro-batch is held by the loader
-    }
-    return value.kind == ValueKind::kIntermediate &&
-           (id == block.input || own.count(value.producer) != 0);
-  }
-
-  // Under selective recompute: `id` is kept, or made again from what is.
-  void keep(ValueId id,
-            const Block& block,
-            const std::set<NodeId>& own,
-            std::set<ValueId>* kept,
-            std::set<NodeId>* rerun) const {
-    id = storage_of(graph_, id);
-    if (!is_activation(id, block, own)) {
-      return;
-    }
-    const NodeId producer = graph_.value(id).producer;
-    const bool cheap =
-        id != block.input && producer != kNoNode && get_op(graph_.node(producer).op_type).cheap;
-    if (!cheap) {
-      kept->insert(id);
-      return;
-    }
-    if (!rerun->insert(producer).second) {
-      return;
-    }
-    for (const ValueId input : graph_.node(producer).inputs) {
-      if (input != kNoValue) {
-        keep(input, block, own, kept, rerun);
       }
     }
   }

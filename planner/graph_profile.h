@@ -32,6 +32,8 @@ struct GraphProfileRequest {
   // model says that it pays, unless the plan names paddings itself.
   const BlockPins* pins = nullptr;
   bool choose_padding = false;
+  // The same blocks as a run has them, casts included: for memory. Null: `model` tells.
+  const ModelBlocks* memory = nullptr;
 };
 
 // A product or convolution that runs padded.

@@ -44,20 +44,6 @@ std::vector<bool> find_awaited(const Graph& graph, const std::vector<Block>& blo
   return awaited;
 }
 
-// Parameters that a block's forward nodes read, each once, in order.
-std::vector<ValueId> read_parameters(const Graph& graph, const Block& block) {
-  std::vector<ValueId> found;
-  for (const NodeId id : block.forward) {
-    for (const ValueId input : graph.node(id).inputs) {
-      if (input != kNoValue && graph.value(input).kind == ValueKind::kParameter &&
-          std::find(found.begin(), found.end(), input) == found.end()) {
-        found.push_back(input);
-      }
-    }
-  }
-  return found;
-}
-
 // Places in the block, forward then backward, of nodes that have matrix products.
 std::vector<size_t> product_places(const Graph& graph, const Block& block) {
   std::vector<size_t> places;
@@ -72,8 +58,8 @@ std::vector<size_t> product_places(const Graph& graph, const Block& block) {
 
 class Reducer {
  public:
-  Reducer(const TrainingGraph& training, int64_t micro_batch, const BlockPins& pins)
-      : graph_(training.graph), list_(find_blocks(graph_, pins)) {
+  Reducer(const TrainingGraph& training, int64_t micro_batch, BlockList blocks)
+      : graph_(training.graph), list_(std::move(blocks)) {
     result_.micro_batch = micro_batch;
   }
 
@@ -349,10 +335,27 @@ class Resizer {
 
 }  // namespace
 
+std::vector<ValueId> read_parameters(const Graph& graph, const Block& block) {
+  std::vector<ValueId> found;
+  for (const NodeId id : block.forward) {
+    for (const ValueId input : graph.node(id).inputs) {
+      if (input != kNoValue && graph.value(input).kind == ValueKind::kParameter &&
+          std::find(found.begin(), found.end(), input) == found.end()) {
+        found.push_back(input);
+      }
+    }
+  }
+  return found;
+}
+
 ModelBlocks model_blocks(const TrainingGraph& training,
                          int64_t micro_batch,
                          const BlockPins& pins) {
-  return Reducer(training, micro_batch, pins).run();
+  return Reducer(training, micro_batch, find_blocks(training.graph, pins)).run();
+}
+
+ModelBlocks model_blocks(const TrainingGraph& training, int64_t micro_batch, BlockList blocks) {
+  return Reducer(training, micro_batch, std::move(blocks)).run();
 }
 
 std::optional<ModelBlocks> at_micro_batch(const ModelBlocks& smaller,

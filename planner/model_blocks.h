@@ -34,9 +34,14 @@ struct ModelBlocks {
   double tokens_per_sample = 0;  // 0: the input is no sequence of ids
 };
 
+// Parameters that a block's forward nodes read, each once, in order.
+std::vector<ValueId> read_parameters(const Graph& graph, const Block& block);
+
 ModelBlocks model_blocks(const TrainingGraph& training,
                          int64_t micro_batch,
                          const BlockPins& pins = {});
+// With blocks that are known.
+ModelBlocks model_blocks(const TrainingGraph& training, int64_t micro_batch, BlockList blocks);
 
 // The model at `micro_batch`, from what it is at two other sizes: a dim or integer attribute that
 // differs between them grows evenly with the size. Every node's types are inferred anew and must

@@ -6,29 +6,42 @@
 #include <future>
 #include <map>
 
-#include "planner/model_blocks.h"
+#include "planner/short_model.h"
 
 namespace trainrt {
 
+// Where a model's graphs come from, at a size; called from two threads.
+struct ModelSource {
+  std::function<TrainingGraph(int64_t micro_batch)> training;
+  // Optional: the forward graph, and the training graph of one, or of a part of it; the latter also
+  // as a run has it, where that differs (in another precision).
+  using Train = std::function<TrainingGraph(Graph forward, int64_t micro_batch)>;
+  ForwardGraph forward = {};
+  Train train = {};
+  Train train_as_run = {};
+};
+
 class ModelSizes {
  public:
-  // `graph`: the training graph at a size; called from two threads.
-  explicit ModelSizes(std::function<TrainingGraph(int64_t micro_batch)> graph, BlockPins pins = {})
-      : graph_(std::move(graph)), pins_(std::move(pins)) {}
+  explicit ModelSizes(ModelSource source, BlockPins pins = {})
+      : source_(std::move(source)), pins_(std::move(pins)) {}
 
   // Begins to build those that at() derives the others from.
   void prepare();
   // Sizes above 2 follow from 1 and 2 where they can (at_micro_batch()), unless `built` is
   // demanded. References stay valid.
-  const ModelBlocks& at(int64_t micro_batch, bool built = false);
+  const SizedModel& at(int64_t micro_batch, bool built = false);
 
  private:
-  ModelBlocks build(int64_t micro_batch) const;
+  SizedModel build(int64_t micro_batch) const;
+  static std::optional<SizedModel> derive(const SizedModel& one,
+                                          const SizedModel& two,
+                                          int64_t micro_batch);
 
-  std::function<TrainingGraph(int64_t micro_batch)> graph_;
+  ModelSource source_;
   BlockPins pins_;
-  std::map<int64_t, ModelBlocks> built_, derived_;
-  std::future<ModelBlocks> second_;  // of size 2, while that of 1 is built
+  std::map<int64_t, SizedModel> built_, derived_;
+  std::future<SizedModel> second_;  // of size 2, while that of 1 is built
 };
 
 }  // namespace trainrt

@@ -28,7 +28,7 @@ void PlanSearch::explain_too_large() {
       continue;
     }
     Candidate candidate;
-    fit(shape, &candidate);
+    fit(shape, &candidate, &model_->caches[0]);
     keep_nearest(candidate);
   }
 }
@@ -44,11 +44,11 @@ void PlanSearch::list_alternatives() {
     Candidate candidate;
     if (!result_.feasible || best_of_group_.count(group) != 0 ||
         best_of_group_.size() > kMostAlternatives || fits >= kMostFitsForAlternatives ||
-        proven_too_large(shape)) {
+        proven_too_large(shape, &model_->caches[0])) {
       continue;
     }
     ++fits;
-    if (fit(shape, &candidate)) {
+    if (fit(shape, &candidate, &model_->caches[0])) {
       candidate.prediction.bound_only = true;
       best_of_group_[group] = std::move(candidate);
     } else {

@@ -224,9 +224,9 @@ std::string memory_section(const PlanRequest& request, const Candidate& c) {
                     ? "Each device. "
                     : "The fullest device of each pipeline stage. ",
                 "The black line is the device's memory: what lies left of it fits. ",
-                c.rank_memory.empty()
-                    ? "The figures are an estimate."
-                    : "The figures are those of the compiled programs: what a run allocates.",
+                c.memory_is_exact()
+                    ? "The figures are those of the compiled programs: what a run allocates."
+                    : "The figures are an estimate.",
                 "</p><p class=note>",
                 keys,
                 key("#f1aeb5", "reserved by driver and libraries"),

@@ -118,7 +118,7 @@ Json timeline_object(const Timeline& timeline) {
 
 Json padding_array(const PlanResult& result) {
   Json padding = Json::array();
-  const GraphProfile& profile = result.profiles[static_cast<size_t>(result.chosen.profile)];
+  const GraphProfile& profile = *result.profiles[static_cast<size_t>(result.chosen.profile)];
   for (const auto& [name, padded] : profile.padding) {
     padding.push_back({{"node", name},
                        {"multiple", padded.multiple},
@@ -134,7 +134,7 @@ PlanFigures plan_figures(const PlanRequest& request, const PlanResult& result, c
   PlanFigures figures;
   const double seconds = c.prediction.seconds;
   const double batch = static_cast<double>(request.global_batch);
-  const ModelProfile& profile = result.profiles[static_cast<size_t>(c.profile)].profile;
+  const ModelProfile& profile = result.profiles[static_cast<size_t>(c.profile)]->profile;
   figures.model_flops = profile.model_flops_per_sample * batch;
   if (seconds <= 0) {
     return figures;
@@ -160,7 +160,7 @@ double shown_seconds(const Timeline& timeline, size_t most_cells) {
 }
 
 ErrorBand error_band_of(const PlanRequest& request, const PlanResult& result) {
-  const GraphProfile& profile = result.profiles[static_cast<size_t>(result.chosen.profile)];
+  const GraphProfile& profile = *result.profiles[static_cast<size_t>(result.chosen.profile)];
   return error_band(request.topology, profile.profile.tokens_per_sample > 0);
 }
 
@@ -178,7 +178,7 @@ std::string report_json(const PlanRequest& request,
   json["plan"] = plan_object(result.plan);
   json["predicted"] = predicted_object(request, result, result.chosen);
   json["predicted"]["breakdown_seconds"] = breakdown_object(result.chosen.prediction.breakdown);
-  json["memory_from"] = result.chosen.rank_memory.empty() ? "estimate" : "programs";
+  json["memory_from"] = result.chosen.memory_is_exact() ? "programs" : "estimate";
   json["ranks"] = ranks_array(request, result);
   json["padding"] = padding_array(result);
   if (result.chosen.prediction.timeline != nullptr) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "graph/base/error.h"
 #include "parallel/micro_batches.h"
@@ -20,27 +21,32 @@ constexpr int kMostVirtualStages = 6;
 // at those, or whose step, exceeds the best step by more than this is given up.
 double hopeless(const Candidate& candidate, const ModelProfile& profile) {
   const double part = static_cast<double>(candidate.layout.pipeline) / profile.num_blocks();
-  return 1.06 + 2 * part;
+  constexpr int kManyBlocks = 64;
+  return profile.num_blocks() < kManyBlocks ? 1.06 + 2 * part : 1.01 + part / 2;
 }
 constexpr int64_t kImproveReplays = 400;    // of one point
 constexpr int64_t kImproveCells = 2000000;  // of the search
 
 }  // namespace
 
-PlanSearch::PlanSearch(const PlanRequest& request, ModelSizes* models)
+PlanSearch::PlanSearch(const PlanRequest& request, SearchModel* model)
     : request_(request),
-      models_(models),
+      model_(model),
       block_pins_(request.pins.block_pins()),
-      uniform_(request.topology.is_uniform()) {}
+      uniform_(request.topology.is_uniform()) {
+  for (SearchCaches& caches : model->caches) {
+    caches.prices.data_links.clear();  // of another number of hosts
+  }
+}
 
 PlanResult PlanSearch::run() {
   check_pins(request_);
   if (!request_.pins.micro_batch.has_value() &&
       std::min(request_.global_batch, request_.largest_micro_batch) >= 2) {
-    models_->prepare();
+    model_->models.prepare();
   }
   const int num_blocks =
-      static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.size());
+      static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.blocks.size());
   degrees_ = candidate_degrees(request_, num_blocks);
   TRAINRT_REQUIRE(!degrees_.empty(),
                   kInvalidArgument,
@@ -65,55 +71,72 @@ PlanResult PlanSearch::run() {
   std::stable_sort(shapes_.begin(), shapes_.end(), [](const Shape& a, const Shape& b) {
     return a.bound < b.bound;
   });
-  explore();
+  do {
+    explore();
+  } while (best_ < 1e300 && !settle_memory(&chosen_));
   decide();
   return std::move(result_);
 }
 
-const ModelBlocks& PlanSearch::model_at(int64_t micro_batch) const {
-  return models_->at(micro_batch, request_.pins.micro_batch.has_value());
+const SizedModel& PlanSearch::model_at(int64_t micro_batch) const {
+  return model_->models.at(micro_batch, request_.pins.micro_batch.has_value());
 }
 
 const ModelProfile& PlanSearch::profile(int index) const {
   return profiles_[static_cast<size_t>(index)]->profile;
 }
 
-// -1 when nothing can be split over the tensor group.
-int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel) {
-  const auto key = std::make_tuple(micro_batch, d.tensor, sequence_parallel);
-  const auto found = profile_index_.find(key);
-  if (found != profile_index_.end()) {
-    return found->second;
+std::shared_ptr<const GraphProfile> PlanSearch::make_profile(int64_t micro_batch,
+                                                             int tensor,
+                                                             bool sequence_parallel,
+                                                             bool at_any_price) {
+  std::shared_ptr<const GraphProfile>& found =
+      model_->profiles[{micro_batch, tensor, sequence_parallel, at_any_price}];
+  if (found != nullptr) {
+    return found;
   }
   const CostModel cost(request_.topology.type_of(0), request_.precision);
-  std::vector<int> group;
-  for (int i = 0; i < d.tensor; ++i) {
-    group.push_back(i);
-  }
+  std::vector<int> group(static_cast<size_t>(tensor));
+  std::iota(group.begin(), group.end(), 0);
   const GroupLinks links = group_links(request_.topology, group, 1);
   const bool half = request_.precision == "bf16" || request_.precision == "fp16";
   GraphProfileRequest wanted;
-  wanted.model = &model_at(micro_batch);
+  const SizedModel& model = model_at(micro_batch);
+  wanted.model = &model.blocks;
+  wanted.memory = model.as_run ? &*model.as_run : nullptr;
   wanted.cost = &cost;
   wanted.tensor_group = &links;
-  wanted.tensor_parallel = d.tensor;
+  wanted.tensor_parallel = tensor;
   wanted.sequence_parallel = sequence_parallel;
   wanted.float_bytes = half ? 2 : 4;
   wanted.pins = &block_pins_;
   wanted.choose_padding = true;
+  wanted.split_at_any_price = at_any_price;
   const DeviceSpec device = request_.device_spec ? request_.device_spec(0) : DeviceSpec{};
   wanted.device = request_.device_spec ? &device : nullptr;
-  auto made = std::make_unique<GraphProfile>(graph_profile(wanted));
+  auto made = std::make_shared<GraphProfile>(graph_profile(wanted));
+  if (request_.tokens_per_sample > 0) {
+    made->profile.tokens_per_sample = request_.tokens_per_sample;
+  }
+  found = std::move(made);
+  return found;
+}
+
+// -1 when nothing can be split over the tensor group.
+int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel) {
+  const auto key = std::make_tuple(micro_batch, d.tensor, sequence_parallel);
+  const auto known = profile_index_.find(key);
+  if (known != profile_index_.end()) {
+    return known->second;
+  }
+  std::shared_ptr<const GraphProfile> made =
+      make_profile(micro_batch, d.tensor, sequence_parallel, /*at_any_price=*/false);
   const bool placed = !request_.pins.placements.empty();
   // What the pins ask for is done, though it does not pay.
   const bool asked = std::all_of(
       degrees_.begin(), degrees_.end(), [](const Degrees& each) { return each.tensor > 1; });
   if (d.tensor > 1 && made->placements.empty() && asked && !placed) {
-    wanted.split_at_any_price = true;
-    made = std::make_unique<GraphProfile>(graph_profile(wanted));
-  }
-  if (request_.tokens_per_sample > 0) {
-    made->profile.tokens_per_sample = request_.tokens_per_sample;
+    made = make_profile(micro_batch, d.tensor, sequence_parallel, /*at_any_price=*/true);
   }
   engine_ = own_engine(request_.precision, made->optimizer_bytes);
   const std::vector<DeviceType>& types = request_.topology.types;
@@ -262,7 +285,7 @@ Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
   return layout;
 }
 
-StepRequest PlanSearch::step_request(const Candidate& candidate) const {
+StepRequest PlanSearch::step_request(const Candidate& candidate, Caches* caches) const {
   StepRequest step;
   step.profile = &profile(candidate.profile);
   step.topology = &request_.topology;
@@ -270,7 +293,8 @@ StepRequest PlanSearch::step_request(const Candidate& candidate) const {
   step.precision = request_.precision;
   step.layout = &candidate.layout;
   step.uniform = uniform_;
-  step.cache = &cache_;
+  step.cache = &caches->prices;
+  step.memory_error = memory_error(candidate);
   return step;
 }
 
@@ -306,10 +330,12 @@ std::vector<int> PlanSearch::least_counts(const Layout& layout) const {
 }
 
 // For a candidate whose layout is to be fitted, as far as the pins leave it open.
-LayoutFit PlanSearch::layout_fit(const StepRequest& request, Candidate* candidate) {
+LayoutFit PlanSearch::layout_fit(const StepRequest& request,
+                                 Candidate* candidate,
+                                 Caches* caches) const {
   Layout& layout = candidate->layout;
   LayoutFit fit(
-      request, num_micro_batches(layout.micro_batch), fixed_counts(layout), &balanced_, &layout);
+      request, num_micro_batches(layout.micro_batch), fixed_counts(layout), &caches->cuts, &layout);
   if (!request_.pins.data_shares.empty()) {
     pin_shares(request_.pins, &layout);
   }
@@ -331,28 +357,6 @@ void PlanSearch::write_shares(Candidate* candidate) const {
     weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
   }
   candidate->shares = make_shares(request_.global_batch, layout.data, layout.micro_batch, weights);
-}
-
-bool PlanSearch::fit(const Shape& shape, Candidate* candidate) {
-  candidate->profile = shape.profile;
-  candidate->layout = layout_of(shape);
-  candidate->least_seconds = shape.bound_seconds;
-  const StepRequest request = step_request(*candidate);
-  LayoutFit fit = layout_fit(request, candidate);
-  const bool fits = fit.start();
-  candidate->prediction.stages = predict_memory(request);
-  return fits;
-}
-
-// No cut of the shape fits, by the sums alone.
-bool PlanSearch::proven_too_large(const Shape& shape) const {
-  Candidate candidate;
-  candidate.profile = shape.profile;
-  candidate.layout = layout_of(shape, /*place=*/!uniform_);
-  const Layout& layout = candidate.layout;
-  const StepRequest request = step_request(candidate);
-  const int total = num_micro_batches(layout.micro_batch);
-  return StageMemories(request).proven_too_large((total + layout.data - 1) / layout.data);
 }
 
 // The candidate that is least short of memory explains an infeasible request.
@@ -405,24 +409,30 @@ double PlanSearch::value_of(const Candidate& candidate, double seconds) const {
 }
 
 void PlanSearch::explore() {
+  best_ = best_seconds_ = 1e300;
+  replayed_.clear();
+  best_of_group_.clear();
+  too_large_shapes_.clear();
   double least = 1e300;  // bound of what may be a plan
   size_t next = 0;
   for (; next < shapes_.size() && shapes_[next].bound < best_; ++next) {
     const Shape& shape = shapes_[next];
-    if (proven_too_large(shape)) {
+    if (banned_.count(next) != 0) {
+      continue;
+    }
+    visit_from(next);
+    Visit& visited = visits_.at(next);
+    if (visited.too_large) {
       too_large_shapes_.push_back(next);
-      continue;
-    }
-    Candidate candidate;
-    if (fit(shape, &candidate)) {
+    } else if (visited.fits) {
       least = std::min(least, shape.bound_seconds);
-      take(std::move(candidate));
-      continue;
-    }
-    keep_nearest(candidate);
-    // Where a rank has one stage the fit is exact: no cut fits.
-    if (shape.virtual_stages > 1 || !(uniform_ || !request_.pins.shares.empty())) {
-      least = std::min(least, shape.bound_seconds);
+      take(&visited);
+    } else {
+      keep_nearest(visited.candidate);
+      // Where a rank has one stage the fit is exact: no cut fits.
+      if (shape.virtual_stages > 1 || !(uniform_ || !request_.pins.shares.empty())) {
+        least = std::min(least, shape.bound_seconds);
+      }
     }
   }
   for (; next < shapes_.size(); ++next) {
@@ -435,37 +445,34 @@ void PlanSearch::explore() {
 }
 
 // Replays a fitted candidate, unless it cannot win.
-void PlanSearch::take(Candidate candidate) {
-  StepRequest request = step_request(candidate);
-  request.bound_only = true;
-  candidate.prediction = predict_step(request);
-  request.bound_only = false;
+void PlanSearch::take(Visit* visited) {
+  Candidate& candidate = visited->candidate;
   Candidate& best_of_group = best_of_group_[{candidate.layout.tensor, candidate.layout.pipeline}];
   const bool is_new = best_of_group.layout.first_block.empty();
   const double limit = hopeless(candidate, profile(candidate.profile));
   if (value_of(candidate, candidate.prediction.lower_bound) >= limit * best_) {
     if (is_new) {
-      best_of_group = std::move(candidate);
+      best_of_group = candidate;
     }
     return;
   }
-  ++num_replayed_;
-  candidate.prediction = predict_step(request);
+  if (!visited->replayed) {
+    visited->replayed = true;
+    ++num_replayed_;
+    candidate.prediction = predict_step(step_request(candidate));
+  }
   if (is_new || best_of_group.prediction.bound_only ||
       candidate.prediction.seconds < best_of_group.prediction.seconds) {
     best_of_group = candidate;
   }
   const double value = value_of(candidate, candidate.prediction.seconds);
   if (value < best_) {
-    if (!settle_memory(&candidate)) {
-      return;
-    }
     best_ = value;
     best_seconds_ = candidate.prediction.seconds;
     chosen_ = candidate;
   }
   if (value < limit * best_) {
-    replayed_.push_back(std::move(candidate));
+    replayed_.push_back(candidate);
   }
 }
 
@@ -489,62 +496,16 @@ void PlanSearch::improve() {
         int64_t{2} * layout.pipeline * layout.virtual_stages *
         *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
     const auto budget = std::clamp<int64_t>(kImproveCells / 4 / per_replay, 1, kImproveReplays);
-    LayoutFit fit = layout_fit(request, &candidate);
+    LayoutFit fit = layout_fit(request, &candidate, &model_->caches[0]);
     cells += fit.improve(static_cast<int>(budget)) * per_replay;
     candidate.prediction = predict_step(request);
     const double value = value_of(candidate, candidate.prediction.seconds);
-    if (value < best_ && settle_memory(&candidate)) {
+    if (value < best_) {
       best_ = value;
       best_seconds_ = candidate.prediction.seconds;
       chosen_ = candidate;
     }
   }
-}
-
-// Takes the candidate's memory from its programs. False when it does not fit, or cannot be
-// compiled.
-bool PlanSearch::settle_memory(Candidate* candidate) {
-  const Layout& layout = candidate->layout;
-  const GraphProfile& own = *profiles_[static_cast<size_t>(candidate->profile)];
-  if (!request_.programs) {
-    return true;
-  }
-  write_shares(candidate);
-  const Plan plan = plan_of(request_, *candidate, own);
-  if (!ProgramMemory::is_quick(plan, own.num_nodes, request_.device_spec(0))) {
-    return true;
-  }
-  const std::vector<StageMemory> estimate = candidate->prediction.stages;
-  const bool hopeless = std::any_of(estimate.begin(), estimate.end(), [&](const auto& stage) {
-    return static_cast<double>(stage.peak_bytes) * least_error_ >
-           static_cast<double>(stage.capacity_bytes - stage.reserved_bytes);
-  });
-  if (hopeless) {
-    return false;
-  }
-  try {
-    const auto device = [&](int rank) { return request_.device_spec(layout.device(rank)); };
-    const auto cost = [&](int rank) { return cpu_cost(layout.device(rank)); };
-    candidate->rank_memory = ProgramMemory(request_.programs, plan, device, cost).all();
-  } catch (Error& error) {
-    Candidate& rejected = too_large_[{layout.tensor, layout.pipeline}];
-    rejected = *candidate;
-    rejected.rejected_because = concat("cannot be carried out: ", error.what());
-    return false;
-  }
-  candidate->prediction.stages = stages_of_ranks(candidate->rank_memory, request_.topology, layout);
-  if (candidate->prediction.fits()) {
-    return true;
-  }
-  keep_nearest(*candidate);
-  double error = 1e300;
-  for (size_t i = 0; i < estimate.size(); ++i) {
-    error = std::min(error,
-                     static_cast<double>(candidate->prediction.stages[i].peak_bytes) /
-                         static_cast<double>(estimate[i].peak_bytes));
-  }
-  least_error_ = least_error_ == 1 ? std::max(1.0, error) : std::clamp(error, 1.0, least_error_);
-  return false;
 }
 
 void PlanSearch::decide() {
@@ -555,6 +516,7 @@ void PlanSearch::decide() {
   write_shares(&result_.chosen);
   StepRequest again = step_request(result_.chosen);
   again.keep_timeline = result_.feasible;
+  again.memory_error = 1;
   result_.chosen.prediction = predict_step(again);
   if (!result_.chosen.rank_memory.empty()) {
     result_.chosen.prediction.stages =
@@ -564,9 +526,7 @@ void PlanSearch::decide() {
       plan_of(request_, result_.chosen, *profiles_[static_cast<size_t>(result_.chosen.profile)]);
   replay_programs_of(&result_.chosen);
   list_alternatives();
-  for (std::unique_ptr<GraphProfile>& made : profiles_) {
-    result_.profiles.push_back(std::move(*made));
-  }
+  result_.profiles = profiles_;
 }
 
 }  // namespace trainrt

@@ -1,10 +1,14 @@
 // The search: every combination of degrees, schedule, micro-batch size and memory saving gets a
 // lower bound that no cut and no share can beat; in order of it, cuts and shares are fitted and the
-// step is replayed, until the bound passes the best replay.
+// step is replayed, until the bound passes the best replay. The programs of what has won then say
+// what memory they take; where that does not fit, the estimate is corrected and another wins.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "planner/candidates.h"
@@ -15,10 +19,28 @@
 
 namespace trainrt {
 
+// Prices that are kept.
+struct SearchCaches {
+  PriceCache prices;
+  LayoutFit::CutCache cuts;
+};
+
+// What searches have in common whose requests differ in batch, memory, pins of the layout or the
+// number of hosts only, and not in what a device or a tensor group is.
+struct SearchModel {
+  explicit SearchModel(ModelSizes sizes) : models(std::move(sizes)) {}
+
+  ModelSizes models;
+  // By micro-batch size, tensor degree, sequence parallelism, and whether tensors are cut at any
+  // price.
+  std::map<std::tuple<int64_t, int, bool, bool>, std::shared_ptr<const GraphProfile>> profiles;
+  std::array<SearchCaches, 2> caches;  // each thread has its own
+};
+
 class PlanSearch {
  public:
-  // `models`: of request.graph; outlives the search, and may serve others.
-  PlanSearch(const PlanRequest& request, ModelSizes* models);
+  // `model`: of request.model; outlives the search.
+  PlanSearch(const PlanRequest& request, SearchModel* model);
   PlanResult run();
 
  private:
@@ -37,8 +59,12 @@ class PlanSearch {
   using Group = std::pair<int, int>;  // tensor and pipeline degree: what alternatives differ in
 
   // The model and its profiles.
-  const ModelBlocks& model_at(int64_t micro_batch) const;
+  const SizedModel& model_at(int64_t micro_batch) const;
   int profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel);
+  std::shared_ptr<const GraphProfile> make_profile(int64_t micro_batch,
+                                                   int tensor,
+                                                   bool sequence_parallel,
+                                                   bool at_any_price);
   const ModelProfile& profile(int index) const;
 
   // The space.
@@ -51,40 +77,49 @@ class PlanSearch {
   Layout layout_of(const Shape& shape, bool place = true) const;
 
   // One point.
-  StepRequest step_request(const Candidate& candidate) const;
+  using Caches = SearchCaches;
+  StepRequest step_request(const Candidate& candidate, Caches* caches) const;
+  StepRequest step_request(const Candidate& candidate) {
+    return step_request(candidate, &model_->caches[0]);
+  }
   int num_micro_batches(int64_t micro_batch) const;
   std::vector<int> fixed_counts(const Layout& layout) const;
   std::vector<int> least_counts(const Layout& layout) const;
-  LayoutFit layout_fit(const StepRequest& request, Candidate* candidate);
+  LayoutFit layout_fit(const StepRequest& request, Candidate* candidate, Caches* caches) const;
+  // Takes the candidate's memory from its programs. False when it does not fit, or cannot be
+  // compiled: the next explore() knows better.
   bool settle_memory(Candidate* candidate);
   const CostModel* cpu_cost(int device);
   void replay_programs_of(Candidate* candidate);
-  bool fit(const Shape& shape, Candidate* candidate);
+  double memory_error(const Candidate& candidate) const;
+  bool fit(const Shape& shape, Candidate* candidate, Caches* caches) const;
   void write_shares(Candidate* candidate) const;
-  bool proven_too_large(const Shape& shape) const;
+  bool proven_too_large(const Shape& shape, Caches* caches) const;
   void keep_nearest(const Candidate& candidate);
   double value_of(const Candidate& candidate, double seconds) const;
   double hourly_price(const Layout& layout) const;
 
   // The decision.
+  struct Visit;
   void explore();
-  void take(Candidate candidate);
+  bool is_known(size_t shape) const;
+  Visit visit(size_t shape, Caches* caches) const;
+  void visit_from(size_t shape);
+  void take(Visit* visited);
   void improve();
   void decide();
   void explain_too_large();
   void list_alternatives();
 
   const PlanRequest& request_;
-  ModelSizes* models_;
+  SearchModel* model_;
   BlockPins block_pins_;
   bool uniform_;
   Engine engine_;
-  mutable PriceCache cache_;
   std::map<int, CostModel> cpu_costs_;  // by device type
-  LayoutFit::CutCache balanced_;
   StepBounds bounds_;
   std::map<std::tuple<int64_t, int, bool>, int> profile_index_;
-  std::vector<std::unique_ptr<GraphProfile>> profiles_;
+  std::vector<std::shared_ptr<const GraphProfile>> profiles_;
   std::vector<Degrees> degrees_;
   std::vector<std::vector<std::vector<int>>> orders_;  // by degrees
   std::vector<Shape> shapes_;                          // by bound
@@ -98,9 +133,19 @@ class PlanSearch {
   std::map<Group, Candidate> too_large_;      // least short of memory
   std::map<Group, int64_t> shortage_;
   Candidate nearest_;
-  // The programs of a refused candidate need at least this many times the estimate. Where that is
-  // above 1, candidates that would not fit with it are refused uncompiled.
-  double least_error_ = 1;
+  // What is known of a shape; refitted when the estimate of its memory is corrected.
+  struct Visit {
+    bool too_large = false;  // whatever the cuts
+    bool fits = false;
+    bool replayed = false;
+    double memory_error = 0;  // that it is fitted with
+    Candidate candidate;
+  };
+  std::map<size_t, Visit> visits_;
+  std::set<size_t> banned_;  // shapes that cannot be carried out
+  // How many times the estimate programs need, by profile, recompute and ZeRO stage, where that is
+  // known to be more.
+  std::map<std::tuple<int, RecomputeMode, int>, double> memory_errors_;
   int64_t num_replayed_ = 0;
   PlanResult result_;
 };

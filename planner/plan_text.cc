@@ -87,7 +87,7 @@ std::string memory_text(const Candidate& c) {
   const double unit = small ? 1048576.0 : 1073741824.0;
   std::string text = concat("\n  memory (",
                             small ? "MiB" : "GiB",
-                            c.rank_memory.empty() ? ", estimated" : ", of the compiled programs",
+                            c.memory_is_exact() ? ", of the compiled programs" : ", estimated",
                             ")\n    stage  params   grads   optim  activ.   other    peak + "
                             "reserved of capacity\n");
   for (const StageMemory& stage : stages) {

@@ -72,26 +72,31 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
 
 Engine own_engine(const std::string& precision, double optimizer_bytes_fp32) {
   Engine engine = find_engine("trainrt");
-  const bool half = precision == "bf16" || precision == "fp16";
-  const double width = precision == "fp64" ? 2 : 1;
+  const double width = precision == "fp64" ? 8 : 4;
   engine.overlays_memory = true;
-  engine.weight_bytes = half ? 2 : 4 * width;
-  engine.gradient_bytes = 4 * width;
-  engine.reduce_bytes = 4 * width;
-  engine.optimizer_bytes = optimizer_bytes_fp32 + (half ? 4 : 0);  // fp32 master weights
+  // In 16 bits too: parameters are cast where they are read (graph/passes/precision).
+  engine.weight_bytes = width;
+  engine.gather_bytes = width;
+  engine.update_bytes = 2 * width;
+  engine.gradient_bytes = width;
+  engine.reduce_bytes = width;
+  engine.optimizer_bytes = optimizer_bytes_fp32;
+  engine.scatters_each = true;
   return engine;
 }
 
 PlanResult make_plan(const PlanRequest& request) {
-  const auto graph = [&](int64_t micro_batch) {
-    TrainingGraph built = request.graph(micro_batch);
-    if (!request.pins.from.empty()) {
+  ModelSource source = request.model;
+  if (!request.pins.from.empty()) {
+    source.forward = nullptr;  // the pins name tensors of the whole
+    source.training = [&](int64_t micro_batch) {
+      TrainingGraph built = request.model.training(micro_batch);
       check_model_pins(request.pins, built.graph, request.num_nodes);
-    }
-    return built;
-  };
-  ModelSizes models(graph, request.pins.block_pins());
-  const auto search = [&](const PlanRequest& wanted) { return PlanSearch(wanted, &models).run(); };
+      return built;
+    };
+  }
+  SearchModel model{ModelSizes(std::move(source), request.pins.block_pins())};
+  const auto search = [&](const PlanRequest& wanted) { return PlanSearch(wanted, &model).run(); };
   PlanResult result = search(request);
   if (!result.feasible) {
     result.remedies = find_remedies(request, search);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,8 +12,9 @@
 #include "parallel/plan.h"
 #include "parallel/topology.h"
 #include "planner/graph_profile.h"
+#include "planner/model_sizes.h"
 #include "planner/plan_pins.h"
-#include "planner/program_memory.h"
+#include "planner/short_programs.h"
 #include "planner/step_cost.h"
 
 namespace trainrt {
@@ -20,8 +22,8 @@ namespace trainrt {
 enum class Objective : uint8_t { kThroughput, kMemory, kDevices, kCost };
 
 struct PlanRequest {
-  // The training graph at a micro-batch size, with gradient accumulation. Called from two threads.
-  std::function<TrainingGraph(int64_t micro_batch)> graph;
+  // With gradient accumulation.
+  ModelSource model;
   Topology topology;
   std::string precision = "fp32";
   int64_t global_batch = 1;
@@ -32,6 +34,7 @@ struct PlanRequest {
   // What a run compiles: the training graph in the run's precision, and each device's spec. Without
   // them memory stays an estimate.
   TrainingGraphFactory programs;
+  ProgramSource program_source;  // optional: the same in two halves, for models too large for that
   std::function<DeviceSpec(int device)> device_spec;
   int num_nodes = 0;  // of the imported graph; 0: from the training graph
   Objective objective = Objective::kThroughput;
@@ -48,8 +51,12 @@ struct Candidate {
   StepPrediction prediction;
   double least_seconds = 0;             // no other cuts and shares take less
   std::vector<RankMemory> rank_memory;  // of the programs, by rank; empty: estimated by stage
+  bool exact_memory = true;             // of rank_memory: to the byte
   int profile = 0;                      // index into PlanResult::profiles
+  size_t shape = 0;                     // of the search
   std::string rejected_because;
+
+  bool memory_is_exact() const { return !rank_memory.empty() && exact_memory; }
 };
 
 // What the search answers when one thing is different.
@@ -68,7 +75,7 @@ struct PlanResult {
   Candidate chosen;  // when infeasible: the candidate that is least short of memory
   Plan plan;
   std::vector<Candidate> alternatives;
-  std::vector<GraphProfile> profiles;
+  std::vector<std::shared_ptr<const GraphProfile>> profiles;
   Engine engine;
   int64_t candidates = 0;
   int64_t pruned = 0;

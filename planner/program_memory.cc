@@ -21,7 +21,8 @@ struct ProgramMemory::RankClass {
   std::vector<int64_t> units;  // of every cut of a tensor, each once
   int share_class = 0;
   bool sums_over_data = false;  // data ranks hold or send different things
-  RankMemory memory;
+  RankParts parts;
+  std::shared_ptr<const RankWork> work;
 };
 
 bool ProgramMemory::is_quick(const Plan& plan, int num_nodes, const DeviceSpec& device) {
@@ -38,8 +39,12 @@ bool ProgramMemory::is_quick(const Plan& plan, int num_nodes, const DeviceSpec& 
 ProgramMemory::ProgramMemory(TrainingGraphFactory factory,
                              const Plan& plan,
                              std::function<DeviceSpec(int rank)> device,
-                             std::function<const CostModel*(int rank)> cost)
-    : partitioner_(std::move(factory), plan), device_(std::move(device)), cost_(std::move(cost)) {
+                             std::function<const CostModel*(int rank)> cost,
+                             std::function<void(Program*)> prepare)
+    : partitioner_(std::move(factory), plan),
+      device_(std::move(device)),
+      cost_(std::move(cost)),
+      prepare_(std::move(prepare)) {
   std::map<std::vector<int64_t>, int> classes;
   for (int d = 0; d < plan.data_parallel; ++d) {
     std::vector<int64_t> samples;
@@ -89,7 +94,10 @@ const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
   made->at = rank_coordinates(plan, rank);
   made->device = device_(rank);
   made->share_class = share_class_[static_cast<size_t>(made->at.data_rank)];
-  const Program program = partitioner_.program(rank, made->device);
+  Program program = partitioner_.program(rank, made->device);
+  if (prepare_) {
+    prepare_(&program);
+  }
   ++num_compiled_;
   for (const auto& [name, piece] : program.pieces) {
     for (const PieceCut& cut : piece.cuts) {
@@ -104,11 +112,12 @@ const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
   made->sums_over_data = plan.data_parallel > 1 &&
                          (plan.zero_stage > 0 ||
                           std::any_of(program.variants.begin(), program.variants.end(), has_state));
-  const MemoryPlan memory = plan_memory(program);
+  made->parts = {persistent_tensors(program),
+                 plan_memory(program),
+                 static_cast<int>(program.micro_batches.size())};
   made->cost = cost_ ? cost_(rank) : nullptr;
-  made->memory = {memory.arena_bytes,
-                  memory.breakdown,
-                  made->cost != nullptr ? rank_work(program, memory, *made->cost) : nullptr};
+  made->work = made->cost != nullptr ? rank_work(program, made->parts.plan, *made->cost) : nullptr;
+  made->parts.plan.variants.clear();
   classes_.push_back(std::move(made));
   return *classes_.back();
 }
@@ -116,9 +125,14 @@ const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
 std::vector<RankMemory> ProgramMemory::all() {
   std::vector<RankMemory> memories;
   for (int rank = 0; rank < partitioner_.plan().world_size(); ++rank) {
-    memories.push_back(class_of(rank).memory);
+    const RankClass& own = class_of(rank);
+    memories.push_back({own.parts.plan.arena_bytes, own.parts.plan.breakdown, own.work});
   }
   return memories;
+}
+
+const RankParts& ProgramMemory::parts(int rank) {
+  return class_of(rank).parts;
 }
 
 }  // namespace trainrt

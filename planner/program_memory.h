@@ -19,6 +19,13 @@ struct RankMemory {
   std::shared_ptr<const RankWork> work;
 };
 
+// What a rank's memory is put together from.
+struct RankParts {
+  std::vector<PersistentTensor> persistent;
+  MemoryPlan plan;  // without addresses
+  int num_micro_batches = 0;
+};
+
 class ProgramMemory {
  public:
   // Whether a report can wait for it: always for what CPUs will run, unless it is huge; for GPUs
@@ -27,15 +34,19 @@ class ProgramMemory {
   static bool is_quick(const Plan& plan, int num_nodes, const DeviceSpec& device);
 
   // `device`: the spec of each rank's device. `cost`: by what each rank's work is priced; it
-  // answers null, or is null, where that is not wanted.
+  // answers null, or is null, where that is not wanted. `prepare`: changes a program before its
+  // memory is planned.
   ProgramMemory(TrainingGraphFactory factory,
                 const Plan& plan,
                 std::function<DeviceSpec(int rank)> device,
-                std::function<const CostModel*(int rank)> cost = nullptr);
+                std::function<const CostModel*(int rank)> cost = nullptr,
+                std::function<void(Program*)> prepare = nullptr);
   ~ProgramMemory();
 
   // By rank. Equal ranks form classes, of which one is compiled.
   std::vector<RankMemory> all();
+  // The reference is the same for equal ranks.
+  const RankParts& parts(int rank);
   int num_compiled() const { return num_compiled_; }
 
  private:
@@ -46,6 +57,7 @@ class ProgramMemory {
   Partitioner partitioner_;
   std::function<DeviceSpec(int rank)> device_;
   std::function<const CostModel*(int rank)> cost_;
+  std::function<void(Program*)> prepare_;
   std::vector<int> share_class_;  // by data rank: those of one class have equal micro-batches
   std::vector<std::unique_ptr<RankClass>> classes_;
   int num_compiled_ = 0;

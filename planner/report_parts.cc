@@ -162,7 +162,7 @@ std::vector<NameGroup> placement_groups(const Plan& plan) {
 
 std::vector<NameGroup> padding_groups(const PlanResult& result) {
   Grouper grouper;
-  const GraphProfile& profile = result.profiles[static_cast<size_t>(result.chosen.profile)];
+  const GraphProfile& profile = *result.profiles[static_cast<size_t>(result.chosen.profile)];
   for (const auto& [name, padded] : profile.padding) {
     grouper.add(
         name, concat("to multiples of ", padded.multiple), padded.plain_seconds - padded.seconds);

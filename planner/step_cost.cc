@@ -277,19 +277,22 @@ class StepPricer {
   };
 
   // ZeRO-3 gathers a block's weights beside the block before it, and reduces its gradients beside
-  // the backward of the block after.
-  void add_zero3(const BlockClass& block,
-                 double forward,
-                 double backward,
-                 const GroupLinks& group,
-                 const std::string& architecture,
-                 VirtualStage* stage) const {
+  // the backward of the block after; ZeRO-2 may do the latter alone.
+  void add_sharded(const BlockClass& block,
+                   double forward,
+                   double backward,
+                   const GroupLinks& group,
+                   const std::string& architecture,
+                   VirtualStage* stage) const {
     const int parts = engine_.gathers_per_block;
     const auto in_parts = [&](Collective kind, double bytes) {
       return parts * collective_time(kind, bytes / parts, group, architecture).seconds;
     };
-    const double gather = in_parts(Collective::kAllGather, 2 * block.parameters) +
-                          parts * layout_.data * engine_.gather_call_seconds;
+    const double gather =
+        layout_.zero_stage < 3
+            ? 0
+            : in_parts(Collective::kAllGather, engine_.gather_bytes * block.parameters) +
+                  parts * layout_.data * engine_.gather_call_seconds;
     const double again =
         engine_.regathers && layout_.recompute != RecomputeMode::kNone ? gather : 0;
     const double reduce =
@@ -309,8 +312,8 @@ class StepPricer {
     const int type_index = slowest_type(stage, data_rank);
     const PricedProfile& prices = priced(type_index, stage, data_rank);
     VirtualStage result;
-    const bool zero3 = layout_.zero_stage == 3 && layout_.data > 1;
-    const GroupLinks group = zero3 ? data_links(stage) : GroupLinks{};
+    const bool sharded = layout_.data > 1 && (layout_.zero_stage == 3 || scatters_each());
+    const GroupLinks group = sharded ? data_links(stage) : GroupLinks{};
     for (int b = layout_.first_block[s]; b < last_block(s); ++b) {
       const int index = profile_.blocks[static_cast<size_t>(b)];
       const PricedClass& p = prices.of_class(index);
@@ -320,13 +323,13 @@ class StepPricer {
       result.communication += p.forward.communication + p.input_grad.communication +
                               p.weight_grad.communication + again.communication;
       result.times.weight_grad += p.weight_grad.total();
-      if (zero3) {
-        add_zero3(profile_.classes[static_cast<size_t>(index)],
-                  forward,
-                  backward,
-                  group,
-                  topology_.types[static_cast<size_t>(type_index)].architecture,
-                  &result);
+      if (sharded) {
+        add_sharded(profile_.classes[static_cast<size_t>(index)],
+                    forward,
+                    backward,
+                    group,
+                    topology_.types[static_cast<size_t>(type_index)].architecture,
+                    &result);
       } else {
         result.times.forward += forward;
         result.times.backward += backward;
@@ -334,6 +337,8 @@ class StepPricer {
     }
     return result;
   }
+
+  bool scatters_each() const { return layout_.zero_stage == 2 && engine_.scatters_each; }
 
   // What runs again before a block's backward.
   PricedPhase recomputed_phase(int block_class, const PricedClass& p, RecomputeMode mode) const {
@@ -501,13 +506,13 @@ class StepPricer {
 
   double gather_seconds(int stage, double parameters) const {
     return layout_.zero_stage == 1 || layout_.zero_stage == 2
-               ? collect(Collective::kAllGather, 2 * parameters, stage)
+               ? collect(Collective::kAllGather, engine_.gather_bytes * parameters, stage)
                : 0;
   }
 
   double reduce_seconds(int stage, double parameters) const {
     double seconds = 0;
-    if (layout_.data > 1 && layout_.zero_stage < 3) {
+    if (layout_.data > 1 && layout_.zero_stage < 3 && !scatters_each()) {
       const Collective kind = layout_.zero_stage == 0 || engine_.name == "deepspeed"
                                   ? Collective::kAllReduce
                                   : Collective::kReduceScatter;
@@ -546,7 +551,8 @@ class StepPricer {
   double optimizer_seconds(int stage, double parameters) {
     const double shards = layout_.zero_stage >= 1 ? layout_.data : 1;
     const double bytes =
-        parameters / shards * (3 * engine_.gradient_bytes + 2 * engine_.optimizer_bytes + 2) +
+        parameters / shards *
+            (3 * engine_.gradient_bytes + 2 * engine_.optimizer_bytes + engine_.update_bytes) +
         engine_.gradient_bytes * parameters;
     if (layout_.offload_optimizer) {  // gradients to the host, weights back, over PCIe
       constexpr double kHostLink = 20e9;

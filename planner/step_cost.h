@@ -12,6 +12,7 @@
 
 #include "parallel/memory_plan.h"
 #include "parallel/trace_events.h"
+#include "planner/block_sums.h"
 #include "planner/cost_model.h"
 #include "planner/engine.h"
 #include "planner/model_profile.h"
@@ -59,9 +60,11 @@ struct Layout {
 // profiles alive and in place.
 struct PriceCache {
   std::map<std::tuple<const ModelProfile*, int, int>, PricedProfile> profiles;
-  std::map<int, CostModel> cost_models;                 // by device type
-  std::map<std::array<int, 5>, GroupLinks> data_links;  // (d, t, p, order, stage)
-  std::map<std::array<int, 4>, Schedule> schedules;     // (kind, p, m, v)
+  std::map<int, CostModel> cost_models;                  // by device type
+  std::map<std::array<int, 5>, GroupLinks> data_links;   // (d, t, p, order, stage)
+  std::map<std::array<int, 4>, Schedule> schedules;      // (kind, p, m, v)
+  std::map<std::array<int, 4>, std::vector<int>> slots;  // (kind, p, m, v), by virtual stage
+  std::map<std::pair<const ModelProfile*, RecomputeMode>, BlockSums> sums;
 };
 
 struct StepBreakdown {
@@ -115,6 +118,8 @@ struct StepRequest {
   bool uniform = false;         // all devices and hosts are alike (Topology::is_uniform)
   PriceCache* cache = nullptr;  // optional
   bool keep_timeline = false;
+  // Programs are known to need so many times the memory that is estimated.
+  double memory_error = 1;
 };
 
 // Seconds of each class of block on a device type, with the layout's recompute. The stages of the

@@ -27,36 +27,34 @@ int stages_in_flight(const Layout& layout, int stage, int m) {
   }
 }
 
-namespace {
-
-struct Sums {
-  double parameters = 0;
-  double largest_parameters = 0;
-  double stash = 0;  // of all virtual stages of the rank together
-  double transient = 0;
-  double whole_stash = 0;  // the largest recomputed block's, without recompute
-};
-
-Sums sum_stage(const ModelProfile& profile, const Layout& layout, int stage) {
-  Sums sums;
-  for (size_t s = static_cast<size_t>(stage); s < layout.first_block.size();
-       s += static_cast<size_t>(layout.pipeline)) {
-    const auto mode = static_cast<size_t>(layout.recompute_of(s));
-    const int last =
-        s + 1 < layout.first_block.size() ? layout.first_block[s + 1] : profile.num_blocks();
-    for (int b = layout.first_block[s]; b < last; ++b) {
-      const BlockClass& block = profile.block(b);
-      sums.parameters += block.parameters - (layout.pipeline == 1 ? block.shared_parameters : 0);
-      sums.largest_parameters = std::max(sums.largest_parameters, block.parameters);
-      sums.stash += block.stash_bytes[mode];
-      sums.transient = std::max(sums.transient, block.transient_bytes);
-      if (block.recomputed && mode != 0) {
-        sums.whole_stash = std::max(sums.whole_stash, block.stash_bytes[0]);
-      }
+// interleaved_row() of parallel/schedule deals out forwards, and backwards, in groups of p
+// micro-batches, part by part; backwards begin after the warm-up. A part has most in flight when
+// its run in a group ends, and after four groups nothing changes any more.
+int num_slots(const Layout& layout, int virtual_stage, int m) {
+  const int p = layout.pipeline, v = layout.virtual_stages;
+  const int rank = virtual_stage % p, part = virtual_stage / p;
+  if (layout.schedule != ScheduleKind::kInterleaved) {
+    return stages_in_flight(layout, rank, m);
+  }
+  const int groups = (m + p - 1) / p;
+  const int warm_up = std::min(2 * (p - rank - 1) + (v - 1) * p, groups * p * v);
+  int most = 0;
+  const auto look = [&](int group, int micro_batch) {  // right after its forward
+    const int forwards = group * p * v + part * p + micro_batch - group * p;
+    const int backwards = std::max(0, forwards - warm_up);
+    const int rest = backwards % (p * v) - (v - 1 - part) * p;
+    const int done = std::min(backwards / (p * v) * p + std::clamp(rest, 0, p), m);
+    most = std::max(most, micro_batch + 1 - done);
+  };
+  for (int group = 0; group < groups; ++group) {
+    if (group < 4 || group + 2 >= groups) {
+      look(group, std::min((group + 1) * p, m) - 1);
     }
   }
-  return sums;
+  return most;
 }
+
+namespace {
 
 // What a stage holds at its peak as parallel/memory_plan lays it out. Blocks' activations go one
 // after the other in the backward; a block's transients then lie where those of the blocks after it
@@ -67,95 +65,141 @@ struct Overlay {
   double total() const { return activations + gradients + workspace; }
 };
 
-Overlay overlay_stage(const ModelProfile& profile,
-                      const Layout& layout,
-                      const Engine& engine,
-                      int stage,
-                      double stash,
-                      double in_flight,
-                      bool accumulates) {
-  // Other micro-batches in flight: whole slots.
-  const double others = stash * (in_flight / layout.virtual_stages - 1);
-  Overlay peak;
-  double before = stash;  // activations not yet used up
-  double parameters = 0;
-  for (auto s = static_cast<int>(layout.first_block.size()) - layout.pipeline + stage; s >= 0;
-       s -= layout.pipeline) {
-    const auto at = static_cast<size_t>(s);
-    const RecomputeMode mode = layout.recompute_of(at);
-    const int end =
-        at + 1 < layout.first_block.size() ? layout.first_block[at + 1] : profile.num_blocks();
-    for (int b = end - 1; b >= layout.first_block[at]; --b) {
-      const BlockClass& block = profile.block(b);
-      const double own = block.stash_bytes[static_cast<size_t>(mode)];
-      Overlay now;
-      now.activations = std::max(0.0, others) + before;
-      now.workspace = block.transient_bytes;
-      if (mode != RecomputeMode::kNone && block.recomputed) {
-        now.workspace += std::max(0.0, block.stash_bytes[0] - own);
-      }
-      now.gradients = accumulates ? 0 : engine.gradient_bytes * parameters;
-      if (now.total() > peak.total()) {
-        peak = now;
-      }
-      before -= own;
-      parameters += block.parameters;
+// Of one pipeline rank's blocks.
+class StageBytes {
+ public:
+  StageBytes(const StepRequest& request,
+             const std::array<const BlockSums*, 3>& sums,
+             const std::vector<int>& slots,
+             int num_micro_batches,
+             int stage)
+      : profile_(*request.profile),
+        layout_(*request.layout),
+        engine_(*request.engine),
+        slots_(slots),
+        num_micro_batches_(num_micro_batches),
+        stage_(stage) {
+    const auto num_stages = layout_.first_block.size();
+    const bool copies = layout_.pipeline == 1;  // of parameters that the rank holds anyway
+    for (auto s = static_cast<size_t>(stage); s < num_stages;
+         s += static_cast<size_t>(layout_.pipeline)) {
+      Run run;
+      run.sums = sums[static_cast<size_t>(layout_.recompute_of(s))];
+      run.first = layout_.first_block[s];
+      run.end = s + 1 < num_stages ? layout_.first_block[s + 1] : profile_.num_blocks();
+      run.kept = run.sums->kept(run.first, run.end);
+      run.slots = slots_[s];
+      parameters_ += run.sums->parameters(run.first, run.end) -
+                     (copies ? run.sums->shared_parameters(run.first, run.end) : 0);
+      largest_parameters_ =
+          std::max(largest_parameters_, run.sums->largest_parameters(run.first, run.end));
+      runs_.push_back(run);
     }
   }
-  const double gradients = engine.gradient_bytes * parameters;
-  if (!accumulates && gradients > peak.total()) {  // the update waits for the norm of all
-    peak = {0, gradients, 0};
-  }
-  return peak;
-}
 
-MemoryBreakdown stage_breakdown(const ModelProfile& profile,
-                                const Layout& layout,
-                                const Engine& engine,
-                                int stage) {
-  const Sums sums = sum_stage(profile, layout, stage);
-  const double d = layout.data;
-  const int zero = layout.data > 1 ? layout.zero_stage : 0;
-  MemoryBreakdown bytes;
-  const auto whole = [](double value) { return static_cast<int64_t>(value); };
-  bytes.parameters = whole(engine.weight_bytes * sums.parameters / (zero >= 3 ? d : 1));
-  bytes.gradients = whole(engine.gradient_bytes * sums.parameters / (zero >= 2 ? d : 1));
-  bytes.optimizer = layout.offload_optimizer
-                        ? 0
-                        : whole(engine.optimizer_bytes * sums.parameters / (zero >= 1 ? d : 1));
-  int most = 0;
-  for (const int m : layout.num_micro_batches) {
-    most = std::max(most, m);
-  }
-  const double in_flight = stages_in_flight(layout, stage, most);
-  if (engine.overlays_memory) {
-    // By the mean over data ranks: what fits must not hang on how the shares fall.
-    const std::vector<int>& counts = layout.num_micro_batches;
-    const bool accumulates =
-        std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size();
-    const Overlay peak =
-        overlay_stage(profile, layout, engine, stage, sums.stash, in_flight, accumulates);
-    bytes.activations = whole(peak.activations);
-    bytes.workspace = whole(peak.workspace);
-    bytes.gradients = accumulates ? bytes.gradients : whole(peak.gradients);
-  } else {
-    bytes.activations = whole(sums.stash * in_flight / layout.virtual_stages);
-    if (layout.recompute != RecomputeMode::kNone) {
-      bytes.activations += whole(sums.whole_stash);
+  MemoryBreakdown breakdown() const {
+    const double d = layout_.data;
+    const int zero = layout_.data > 1 ? layout_.zero_stage : 0;
+    MemoryBreakdown bytes;
+    const auto whole = [](double value) { return static_cast<int64_t>(value); };
+    bytes.parameters = whole(engine_.weight_bytes * parameters_ / (zero >= 3 ? d : 1));
+    bytes.gradients = whole(engine_.gradient_bytes * parameters_ / (zero >= 2 ? d : 1));
+    bytes.optimizer = layout_.offload_optimizer
+                          ? 0
+                          : whole(engine_.optimizer_bytes * parameters_ / (zero >= 1 ? d : 1));
+    if (engine_.overlays_memory) {
+      // By the mean over data ranks: what fits must not hang on how the shares fall.
+      const std::vector<int>& counts = layout_.num_micro_batches;
+      const bool accumulates =
+          std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size();
+      const Overlay peak = overlay(accumulates);
+      bytes.activations = whole(peak.activations);
+      bytes.workspace = whole(peak.workspace);
+      bytes.gradients = accumulates ? bytes.gradients : whole(peak.gradients);
+    } else {
+      add_plain(&bytes);
     }
-    bytes.workspace = whole(sums.transient);
+    bytes.workspace += whole(engine_.library_bytes);
+    if (zero >= 3) {  // the running unit, the next one, and a gradient of one unit
+      bytes.communication =
+          whole((2 * engine_.gather_bytes + engine_.reduce_bytes) * largest_parameters_);
+    } else if (layout_.pipeline > 1) {
+      bytes.communication = whole(4 * profile_.block(0).output_bytes);
+    }
+    if (zero == 1 || zero == 2) {
+      bytes.communication += whole(engine_.bucket_bytes);
+    }
+    return bytes;
   }
-  bytes.workspace += whole(engine.library_bytes);
-  if (zero >= 3) {  // the running unit, the next one, and a gradient of one unit
-    bytes.communication =
-        whole(2 * 2 * sums.largest_parameters + engine.reduce_bytes * sums.largest_parameters);
-  } else if (layout.pipeline > 1) {
-    bytes.communication = whole(4 * profile.block(0).output_bytes);
+
+ private:
+  struct Run {  // a virtual stage's blocks
+    const BlockSums* sums = nullptr;
+    int first = 0, end = 0;
+    double kept = 0;  // of one micro-batch
+    int slots = 0;
+  };
+
+  Overlay overlay(bool accumulates) const {
+    Overlay peak;
+    for (const Run& run : runs_) {
+      peak.activations += run.kept * run.slots;
+    }
+    double held = peak.activations;  // but for what is used up in a step of one micro-batch
+    double parameters = 0;           // of the blocks whose gradients are there
+    for (size_t i = runs_.size(); i-- > 0;) {
+      const Run& run = runs_[i];
+      const auto look = [&](int block) {
+        Overlay now;
+        now.activations = held - run.kept + run.sums->kept(run.first, block + 1);
+        now.workspace = run.sums->working(block);
+        now.gradients = accumulates ? 0 : engine_.gradient_bytes * parameters;
+        peak = now.total() > peak.total() ? now : peak;
+      };
+      if (accumulates) {
+        look(run.sums->busiest(run.first, run.end));
+      }
+      for (int b = run.end - 1; !accumulates && b >= run.first; --b) {
+        look(b);
+        parameters += profile_.block(b).parameters;
+      }
+      held -= num_micro_batches_ > 1 ? 0 : run.kept;
+    }
+    const double gradients = engine_.gradient_bytes * parameters;
+    if (!accumulates && gradients > peak.total()) {  // the update waits for the norm of all
+      peak = {0, gradients, 0};
+    }
+    return peak;
   }
-  if (zero == 1 || zero == 2) {
-    bytes.communication += whole(engine.bucket_bytes);
+
+  // Activations in flight, and beside them the largest block's needs.
+  void add_plain(MemoryBreakdown* bytes) const {
+    const double in_flight = stages_in_flight(layout_, stage_, num_micro_batches_);
+    double kept = 0, again = 0, transient = 0;
+    for (const Run& run : runs_) {
+      kept += run.kept;
+      again = std::max(again, run.sums->largest_again(run.first, run.end));
+      transient = std::max(transient, run.sums->largest_transient(run.first, run.end));
+    }
+    bytes->activations = static_cast<int64_t>(kept * in_flight / layout_.virtual_stages);
+    if (layout_.recompute != RecomputeMode::kNone) {
+      bytes->activations += static_cast<int64_t>(again);
+    }
+    bytes->workspace = static_cast<int64_t>(transient);
   }
-  return bytes;
+
+  const ModelProfile& profile_;
+  const Layout& layout_;
+  const Engine& engine_;
+  const std::vector<int>& slots_;
+  int num_micro_batches_;
+  int stage_;
+  std::vector<Run> runs_;
+  double parameters_ = 0, largest_parameters_ = 0;
+};
+
+int most_micro_batches(const Layout& layout) {
+  return *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
 }
 
 }  // namespace
@@ -193,8 +237,11 @@ StageMemories::StageMemories(const StepRequest& request) : request_(request) {
     for (int i = 0; i < (request.uniform ? 1 : per_stage);
          ++i) {  // the device with the least room decides
       const int device = layout.device(stage * per_stage + i);
-      const int64_t capacity = request.topology->capacity_bytes(device);
       const int64_t reserved = request.topology->reserved_bytes(device);
+      const int64_t capacity =
+          reserved + static_cast<int64_t>(
+                         static_cast<double>(request.topology->capacity_bytes(device) - reserved) /
+                         request.memory_error);
       if (i == 0 || capacity - reserved < least_room) {
         least_room = capacity - reserved;
         room.capacity_bytes = capacity;
@@ -204,11 +251,35 @@ StageMemories::StageMemories(const StepRequest& request) : request_(request) {
     }
     rooms_.push_back(room);
   }
+  for (size_t s = 0; s <= layout.stage_recompute.size(); ++s) {
+    const RecomputeMode mode =
+        s == layout.stage_recompute.size() ? layout.recompute : layout.stage_recompute[s];
+    const auto key = std::make_pair(request.profile, mode);
+    auto found = cache().sums.find(key);
+    if (found == cache().sums.end()) {
+      found = cache().sums.emplace(key, BlockSums(*request.profile, mode)).first;
+    }
+    sums_[static_cast<size_t>(mode)] = &found->second;
+  }
+}
+
+const std::vector<int>& StageMemories::slots(int num_micro_batches) const {
+  const Layout& layout = *request_.layout;
+  const std::array<int, 4> key = {
+      static_cast<int>(layout.schedule), layout.pipeline, num_micro_batches, layout.virtual_stages};
+  std::vector<int>& found = cache().slots[key];
+  if (found.empty()) {
+    for (int s = 0; s < layout.pipeline * layout.virtual_stages; ++s) {
+      found.push_back(num_slots(layout, s, num_micro_batches));
+    }
+  }
+  return found;
 }
 
 StageMemory StageMemories::of(int stage) const {
   StageMemory memory = rooms_[static_cast<size_t>(stage)];
-  memory.breakdown = stage_breakdown(*request_.profile, *request_.layout, *request_.engine, stage);
+  const int m = most_micro_batches(*request_.layout);
+  memory.breakdown = StageBytes(request_, sums_, slots(m), m, stage).breakdown();
   memory.peak_bytes = memory.breakdown.total();
   return memory;
 }

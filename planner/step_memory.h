@@ -11,6 +11,9 @@ namespace trainrt {
 // stage.
 int stages_in_flight(const Layout& layout, int stage, int num_micro_batches);
 
+// The same of one virtual stage: slots for its activations (Program::num_stash_slots).
+int num_slots(const Layout& layout, int virtual_stage, int num_micro_batches);
+
 // Memory of single pipeline ranks of request.layout, whose cuts may change between calls.
 class StageMemories {
  public:
@@ -21,7 +24,12 @@ class StageMemories {
   bool proven_too_large(int num_micro_batches) const;
 
  private:
+  PriceCache& cache() const { return request_.cache != nullptr ? *request_.cache : own_; }
+  const std::vector<int>& slots(int num_micro_batches) const;
+
   const StepRequest& request_;
+  mutable PriceCache own_;
+  std::array<const BlockSums*, 3> sums_ = {};  // by RecomputeMode, where the layout has it
   std::vector<StageMemory> rooms_;  // capacity and reserve of each stage's tightest device
 };
 

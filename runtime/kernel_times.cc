@@ -116,7 +116,7 @@ class SampleRun {
     options.arguments = {file.path()};
     options.micro_batch_size = model.micro_batch;
     options.batch_size = model.micro_batch * model.micro_batches;
-    const TrainingJob job = make_training_job(options, false);
+    const TrainingJob job = make_training_job(options, JobUse::kTrain);
     compiled_ = std::move(compile_ranks(
         job, choose_plan(options, job, {device}), {device}, {options.batch_size}, std::nullopt)[0]);
     executor_ = std::make_unique<Executor>(*device_, RankCommunicators{}, job.input_names);

@@ -138,7 +138,9 @@ Plan searched_plan(const Options& options,
                    int num_devices,
                    const std::optional<GivenPlan>& given) {
   PlanRequest request;
-  request.graph = [&job](int64_t micro_batch) { return job.build({micro_batch, 0}, true); };
+  request.model.training = [&job](int64_t micro_batch) {
+    return job.build({micro_batch, 0}, true);
+  };
   request.topology = options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
                                              : load_cluster(options.cluster);
   request.precision = job.precision;

@@ -53,7 +53,10 @@ Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, R
     const size_t own = static_cast<size_t>(*devices[0].cuda_index);
     ranks.differ("GPU", cuda_module().devices().at(own).uuid);
   }
-  Run run{options, seams, make_training_job(options, evaluate), devices};
+  Run run{options,
+          seams,
+          make_training_job(options, evaluate ? JobUse::kEvaluate : JobUse::kTrain),
+          devices};
   require_weights(*run.job.model);
   run.only_rank = ranks.only_rank();
   int64_t first_step = 0, position = 0;

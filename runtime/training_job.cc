@@ -64,6 +64,16 @@ int64_t micro_batch_to_try(const Options& options) {
                                       : options.batch_size;
 }
 
+void record_model_types(const Graph& forward, TrainingJob& job) {
+  for (const Value& value : forward.values()) {
+    if (value.kind == ValueKind::kParameter || value.kind == ValueKind::kState) {
+      job.model_types[value.name] = value.type;
+    }
+  }
+}
+
+}  // namespace
+
 void warn_of_no_influence(const std::vector<std::string>& names) {
   constexpr size_t kMostNamed = 5;
   std::string list;
@@ -80,16 +90,6 @@ void warn_of_no_influence(const std::vector<std::string>& names) {
         " have no influence on the loss; they stay as they are");
   }
 }
-
-void record_model_types(const Graph& forward, TrainingJob& job) {
-  for (const Value& value : forward.values()) {
-    if (value.kind == ValueKind::kParameter || value.kind == ValueKind::kState) {
-      job.model_types[value.name] = value.type;
-    }
-  }
-}
-
-}  // namespace
 
 BindOptions bind_options(const Options& options, bool training) {
   BindOptions bind;
@@ -168,6 +168,12 @@ TrainingGraph TrainingJob::build(const MicroBatchShape& shape, bool accumulate) 
   return build_from(forward(shape), shape, accumulate);
 }
 
+TrainingGraph TrainingJob::build_from_full(const Graph& forward_graph,
+                                           const MicroBatchShape& shape,
+                                           bool accumulate) const {
+  return build_from(apply_precision(forward_graph, graph_precision(precision)), shape, accumulate);
+}
+
 TrainingGraph TrainingJob::build_from(Graph forward_graph,
                                       const MicroBatchShape& shape,
                                       bool accumulate) const {
@@ -244,7 +250,8 @@ void check_array_axes(const std::map<std::string, int>& array_axes,
 
 }  // namespace
 
-TrainingJob make_training_job(const Options& options, bool evaluate) {
+TrainingJob make_training_job(const Options& options, JobUse use) {
+  const bool evaluate = use == JobUse::kEvaluate;
   TrainingJob job;
   job.model = std::make_shared<const OnnxModel>(OnnxModel::load(options.arguments.at(0)));
   check_weight_files(options, *job.model);
@@ -292,12 +299,20 @@ TrainingJob make_training_job(const Options& options, bool evaluate) {
   if (options.max_tokens > 0) {
     lengths = find_token_lengths(*job.model, forward, choice);
   }
-  job.example = std::make_shared<const TrainingGraph>(
-      job.from_training_info ? job.build({micro_batch, 0}, true)
-                             : job.build_from(std::move(forward), {micro_batch, 0}, true));
   job.example_micro_batch = micro_batch;
-  warn_of_no_influence(job.example->without_influence);
-  job.bindings = bind_inputs(options, job.example->graph, choice);
+  if (use == JobUse::kPlan && !job.from_training_info) {
+    job.example_forward = std::make_shared<const Graph>(forward);
+    job.evaluate = true;  // which reads what training reads
+    const TrainingGraph read = job.build_from(std::move(forward), {micro_batch, 0}, true);
+    job.evaluate = false;
+    job.bindings = bind_inputs(options, read.graph, choice);
+  } else {
+    job.example = std::make_shared<const TrainingGraph>(
+        job.from_training_info ? job.build({micro_batch, 0}, true)
+                               : job.build_from(std::move(forward), {micro_batch, 0}, true));
+    warn_of_no_influence(job.example->without_influence);
+    job.bindings = bind_inputs(options, job.example->graph, choice);
+  }
   find_ranges(plain, choice, job.bindings);
   for (const InputBinding& binding : job.bindings) {
     job.input_names.push_back(binding.input);

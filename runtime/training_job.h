@@ -37,6 +37,7 @@ struct TrainingJob {
   // not make it again.
   std::shared_ptr<const TrainingGraph> example;
   int64_t example_micro_batch = 0;
+  std::shared_ptr<const Graph> example_forward;  // JobUse::kPlan: its forward graph, and no example
 
   std::shared_ptr<const TokenBatches> token_batches;  // of --max-tokens; null without
   int label_token_axis = -1;                          // of labels that the loss has brought along
@@ -45,12 +46,20 @@ struct TrainingJob {
   TrainingGraph build(const MicroBatchShape& shape, bool accumulate) const;
   // The same from forward(shape).
   TrainingGraph build_from(Graph forward, const MicroBatchShape& shape, bool accumulate) const;
+  // The same from a forward graph of full precision.
+  TrainingGraph build_from_full(const Graph& forward,
+                                const MicroBatchShape& shape,
+                                bool accumulate) const;
   // The forward graph alone, in the run's precision.
   Graph forward(const MicroBatchShape& shape) const;
 };
 
+// Says that these parameters are not trained after all.
+void warn_of_no_influence(const std::vector<std::string>& names);
+
 // Throws kIo, kInvalidModel, kUnsupported or kInvalidArgument with what does not fit together.
-TrainingJob make_training_job(const Options& options, bool evaluate);
+enum class JobUse : uint8_t { kTrain, kEvaluate, kPlan };
+TrainingJob make_training_job(const Options& options, JobUse use);
 
 // How far to go. `steps` and `epochs` count from the beginning of training.
 struct StepRange {

@@ -2,6 +2,7 @@
 #include <charconv>
 #include <chrono>
 #include <limits>
+#include <mutex>
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
@@ -149,7 +150,7 @@ int plan_command(const Options& flags) {
   std::optional<GivenPlan> given = plan_file(flags);
   Options options = given ? follow_plan(flags, *given) : flags;
   request.precision = precision_of(options, request.topology);
-  TrainingJob job = make_training_job(job_options(options), false);
+  TrainingJob job = make_training_job(job_options(options), JobUse::kPlan);
   if (!given) {
     given = carried_plan(options, *job.model);
     if (given) {
@@ -158,15 +159,44 @@ int plan_command(const Options& flags) {
       const bool same_graph = options.bind == flags.bind &&
                               job_options(options).precision == job_options(flags).precision;
       if (!same_graph) {
-        job = make_training_job(job_options(options), false);
+        job = make_training_job(job_options(options), JobUse::kPlan);
       }
     }
   }
-  request.graph = [&job](int64_t micro_batch) { return job.build({micro_batch, 0}, true); };
+  std::once_flag warned;
+  const auto trained = [&warned](TrainingGraph training) {
+    std::call_once(warned, [&] { warn_of_no_influence(training.without_influence); });
+    return training;
+  };
+  request.model.training = [&](int64_t micro_batch) {
+    return trained(job.build({micro_batch, 0}, true));
+  };
+  if (!job.from_training_info) {
+    request.model.forward = remembered([&job](int64_t micro_batch) {
+      return micro_batch == job.example_micro_batch && job.example_forward
+                 ? job.example_forward
+                 : std::make_shared<const Graph>(job.forward({micro_batch, 0}));
+    });
+    request.model.train = [&](Graph forward, int64_t micro_batch) {
+      return trained(job.build_from(std::move(forward), {micro_batch, 0}, true));
+    };
+  }
   const TrainingJob programs = job_in(job, request.precision);
   request.programs = [&programs](int64_t micro_batch, bool accumulate) {
     return programs.build({micro_batch, 0}, accumulate);
   };
+  if (!job.from_training_info) {
+    request.program_source.forward = request.model.forward;
+    if (request.precision != job.precision) {
+      request.model.train_as_run = [&programs](Graph forward, int64_t micro_batch) {
+        return programs.build_from_full(forward, {micro_batch, 0}, true);
+      };
+    }
+    request.program_source.train = [&programs](
+                                       Graph forward, int64_t micro_batch, bool accumulate) {
+      return programs.build_from_full(forward, {micro_batch, 0}, accumulate);
+    };
+  }
   request.device_spec = [&](int device) {
     return planned_device_spec(options, request.topology, device);
   };

@@ -23,7 +23,7 @@ class RandomCase {
     }
     hidden_ = int64_t{64} << pick(0, 3);
     seq_ = int64_t{8} << pick(0, 5);
-    request_.graph = [this](int64_t micro_batch) {
+    request_.model.training = [this](int64_t micro_batch) {
       return testing::layered_model(micro_batch, seq_, hidden_, ffn_, 32);
     };
     request_.precision = "bf16";
@@ -177,7 +177,7 @@ class BruteForce {
         if ((!power && b != samples) || (sequence_parallel && d.tensor == 1)) {
           continue;
         }
-        const ModelBlocks model = model_blocks(request_.graph(b), b);
+        const ModelBlocks model = model_blocks(request_.model.training(b), b);
         const CostModel cost(request_.topology.type_of(0), request_.precision);
         std::vector<int> group;
         for (int i = 0; i < d.tensor; ++i) {

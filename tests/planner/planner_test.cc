@@ -17,7 +17,7 @@ namespace {
 
 PlanRequest request_for(const Topology& topology, int64_t batch, int layers, int64_t hidden) {
   PlanRequest request;
-  request.graph = [layers, hidden](int64_t micro_batch) {
+  request.model.training = [layers, hidden](int64_t micro_batch) {
     return testing::layered_model(micro_batch, layers, 512, hidden, 4 * hidden, 1024);
   };
   request.topology = topology;
@@ -155,7 +155,7 @@ TEST(PlannerTest, APinnedTensorDegreeIsKeptWhereItDoesNotPay) {
   ASSERT_TRUE(result.feasible);
   EXPECT_EQ(result.plan.tensor_parallel, 2);
   EXPECT_FALSE(result.plan.placements.empty());
-  request.graph = [](int64_t micro_batch) {
+  request.model.training = [](int64_t micro_batch) {
     return testing::layered_model(micro_batch, 1, 3, 5, 7, 9);
   };
   EXPECT_THROW(make_plan(request), Error);  // no dim is even

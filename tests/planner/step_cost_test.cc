@@ -4,10 +4,32 @@
 #include <gtest/gtest.h>
 
 #include "parallel/cluster_file.h"
+#include "planner/step_memory.h"
 #include "planner/transformer_profile.h"
 
 namespace trainrt {
 namespace {
+
+TEST(StepMemoryTest, SlotsAreThoseOfTheSchedule) {
+  for (const ScheduleKind kind :
+       {ScheduleKind::k1F1B, ScheduleKind::kGPipe, ScheduleKind::kInterleaved}) {
+    for (int p = 1; p <= 9; ++p) {
+      for (int m = 1; m <= 40; ++m) {
+        for (int v = 1; v <= (kind == ScheduleKind::kInterleaved && p > 1 ? 5 : 1); ++v) {
+          const Schedule schedule = make_schedule(kind, p, m, v);
+          Layout layout;
+          layout.schedule = kind;
+          layout.pipeline = p;
+          layout.virtual_stages = v;
+          for (int s = 0; s < p * v; ++s) {
+            ASSERT_EQ(num_slots(layout, s, m), max_in_flight(schedule, s))
+                << schedule_name(kind) << " p " << p << " m " << m << " v " << v << " s " << s;
+          }
+        }
+      }
+    }
+  }
+}
 
 // Seconds that the gradients of a GPT with a tied head take, without data parallelism: the sum of
 // the first and the last stage's copies of the embedding.

@@ -117,8 +117,8 @@ FamilyModel family_model(const ModelSpec& spec,
   const int64_t classes = logits.type.shape[class_axis];
   Shape labels = logits.type.shape;
   labels.erase(labels.begin() + static_cast<std::ptrdiff_t>(class_axis));
-  result.factory = [=](int64_t size, bool accumulate) {
-    Graph graph = forward(size);
+  result.forward = forward;
+  result.train = [=](Graph graph, int64_t size, bool accumulate) {
     for (ValueId id = 0; id < graph.num_values(); ++id) {
       const auto known = weights->find(graph.value(id).name);
       if (known != weights->end()) {
@@ -134,6 +134,9 @@ FamilyModel family_model(const ModelSpec& spec,
     training.optimizer = optimizer;
     training.accumulate = accumulate;
     return build_training_graph(std::move(graph), training);
+  };
+  result.factory = [forward, train = result.train](int64_t size, bool accumulate) {
+    return train(forward(size), size, accumulate);
   };
   std::map<std::string, TensorType> inputs;
   for (const ValueId id : probe.values_of_kind(ValueKind::kInput)) {

@@ -1,6 +1,7 @@
 // The example models (models/) at a size at which hundreds of plans train in seconds, with data.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "graph/training_graph.h"
@@ -12,6 +13,9 @@ namespace trainrt::testing {
 struct FamilyModel {
   std::string name;
   TrainingGraphFactory factory;
+  // Its two halves: the forward graph, in the precision, and the training graph of one.
+  std::function<Graph(int64_t size)> forward;
+  std::function<TrainingGraph(Graph forward, int64_t size, bool accumulate)> train;
   int num_nodes = 0;  // of the forward graph, for the stages
   bool has_batch_norm = false;
   BatchFeeds feeds;  // for the whole batch

@@ -1,0 +1,151 @@
+// What the search finds out about a single shape: whether a layout of it fits and how fast it is at
+// least, by estimates; and what the programs of one that has won take.
+#include <algorithm>
+#include <future>
+
+#include "graph/base/error.h"
+#include "planner/plan_search.h"
+#include "planner/step_memory.h"
+
+namespace trainrt {
+
+bool PlanSearch::fit(const Shape& shape, Candidate* candidate, Caches* caches) const {
+  candidate->profile = shape.profile;
+  candidate->layout = layout_of(shape);
+  candidate->least_seconds = shape.bound_seconds;
+  const StepRequest request = step_request(*candidate, caches);
+  LayoutFit fit = layout_fit(request, candidate, caches);
+  const bool fits = fit.start();
+  candidate->prediction.stages = predict_memory(request);
+  return fits;
+}
+
+// No cut of the shape fits, by the sums alone.
+bool PlanSearch::proven_too_large(const Shape& shape, Caches* caches) const {
+  Candidate candidate;
+  candidate.profile = shape.profile;
+  candidate.layout = layout_of(shape, /*place=*/!uniform_);
+  const Layout& layout = candidate.layout;
+  const StepRequest request = step_request(candidate, caches);
+  const int total = num_micro_batches(layout.micro_batch);
+  return StageMemories(request).proven_too_large((total + layout.data - 1) / layout.data);
+}
+
+bool PlanSearch::is_known(size_t shape) const {
+  const auto found = visits_.find(shape);
+  return found != visits_.end() &&
+         (found->second.too_large ||
+          found->second.memory_error == memory_error(found->second.candidate));
+}
+
+PlanSearch::Visit PlanSearch::visit(size_t shape, Caches* caches) const {
+  Visit visited;
+  visited.too_large = proven_too_large(shapes_[shape], caches);
+  if (visited.too_large) {
+    return visited;
+  }
+  visited.fits = fit(shapes_[shape], &visited.candidate, caches);
+  visited.candidate.shape = shape;
+  visited.memory_error = memory_error(visited.candidate);
+  if (visited.fits) {
+    StepRequest request = step_request(visited.candidate, caches);
+    request.bound_only = true;
+    visited.candidate.prediction = predict_step(request);
+  }
+  return visited;
+}
+
+// What is to be known of `shape`, and of some behind it, which are looked at next: on two threads.
+// Nothing that one finds depends on another.
+void PlanSearch::visit_from(size_t shape) {
+  constexpr size_t kTogether = 32, kWorthAThread = 8;
+  if (is_known(shape)) {
+    return;
+  }
+  std::vector<size_t> open;
+  for (size_t i = shape; i < std::min(shape + kTogether, shapes_.size()); ++i) {
+    if (shapes_[i].bound < best_ && banned_.count(i) == 0 && !is_known(i)) {
+      open.push_back(i);
+    }
+  }
+  std::vector<Visit> found(open.size());
+  const auto every_second = [&](size_t first) {
+    for (size_t i = first; i < open.size(); i += 2) {
+      found[i] = visit(open[i], &model_->caches[first]);
+    }
+  };
+  std::future<void> odd = std::async(
+      open.size() >= kWorthAThread ? std::launch::async : std::launch::deferred, every_second, 1);
+  every_second(0);
+  odd.get();
+  for (size_t i = 0; i < open.size(); ++i) {
+    visits_[open[i]] = std::move(found[i]);
+  }
+}
+
+double PlanSearch::memory_error(const Candidate& candidate) const {
+  const auto found = memory_errors_.find(
+      {candidate.profile, candidate.layout.recompute, candidate.layout.zero_stage});
+  return found == memory_errors_.end() ? 1 : found->second;
+}
+
+bool PlanSearch::settle_memory(Candidate* candidate) {
+  const Layout& layout = candidate->layout;
+  const GraphProfile& own = *profiles_[static_cast<size_t>(candidate->profile)];
+  if (!request_.programs) {
+    return true;
+  }
+  write_shares(candidate);
+  const Plan plan = plan_of(request_, *candidate, own);
+  const bool whole = ProgramMemory::is_quick(plan, own.num_nodes, request_.device_spec(0));
+  if (!whole && !request_.program_source.forward) {
+    return true;
+  }
+  const std::vector<StageMemory> estimate = candidate->prediction.stages;
+  try {
+    const auto device = [&](int rank) { return request_.device_spec(layout.device(rank)); };
+    if (whole) {
+      const auto cost = [&](int rank) { return cpu_cost(layout.device(rank)); };
+      candidate->rank_memory = ProgramMemory(request_.programs, plan, device, cost).all();
+    } else {
+      std::optional<ShortMemory> found =
+          short_program_memory(request_.program_source, plan, device);
+      if (!found) {
+        return true;
+      }
+      candidate->rank_memory = std::move(found->ranks);
+      candidate->exact_memory = found->exact;
+    }
+  } catch (Error& error) {
+    Candidate& rejected = too_large_[{layout.tensor, layout.pipeline}];
+    rejected = *candidate;
+    rejected.rejected_because = concat("cannot be carried out: ", error.what());
+    banned_.insert(candidate->shape);
+    return false;
+  }
+  candidate->prediction.stages = stages_of_ranks(candidate->rank_memory, request_.topology, layout);
+  if (candidate->prediction.fits()) {
+    return true;
+  }
+  keep_nearest(*candidate);
+  // Of the stage that lacks most: so this candidate, at least, is refused from now on.
+  size_t worst = 0;
+  for (size_t i = 1; i < estimate.size(); ++i) {
+    const std::vector<StageMemory>& stages = candidate->prediction.stages;
+    worst = stages[i].missing_bytes() > stages[worst].missing_bytes() ? i : worst;
+  }
+  const double error = static_cast<double>(candidate->prediction.stages[worst].peak_bytes) /
+                       static_cast<double>(estimate[worst].peak_bytes);
+  // In steps that end: plans of one kind differ little, and each one's programs take their time.
+  constexpr double kLeastStep = 1.002;
+  const double known = memory_error(*candidate);
+  if (error <= known) {
+    banned_.insert(candidate->shape);
+  } else {
+    memory_errors_[{candidate->profile, layout.recompute, layout.zero_stage}] =
+        std::max(error, kLeastStep * known);
+  }
+  return false;
+}
+
+}  // namespace trainrt
