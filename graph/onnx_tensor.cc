@@ -201,8 +201,9 @@ void check_tensor_data(const TensorProto& proto) {
   }
   const std::string what = concat("tensor '", proto.name(), "'");
   const TensorType type = tensor_type(proto, what);
-  if (is_detached(proto)) {
-    const int64_t bytes = location_entries(proto).length;
+  if (is_detached(proto) || proto.has_raw_data()) {
+    const int64_t bytes = is_detached(proto) ? location_entries(proto).length
+                                             : static_cast<int64_t>(proto.raw_data().size());
     TRAINRT_REQUIRE(bytes == type.bytes(),
                     kInvalidModel,
                     what,
@@ -211,18 +212,6 @@ void check_tensor_data(const TensorProto& proto) {
                     shape_string(type.shape),
                     ") holds ",
                     bytes,
-                    " bytes; wanted ",
-                    type.bytes(),
-                    ". The file is damaged or was written wrongly");
-  } else if (proto.has_raw_data()) {
-    TRAINRT_REQUIRE(static_cast<int64_t>(proto.raw_data().size()) == type.bytes(),
-                    kInvalidModel,
-                    what,
-                    " (",
-                    dtype_name(type.dtype),
-                    shape_string(type.shape),
-                    ") holds ",
-                    proto.raw_data().size(),
                     " bytes; wanted ",
                     type.bytes(),
                     ". The file is damaged or was written wrongly");
