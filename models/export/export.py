@@ -8,6 +8,7 @@ The reference holds the inputs (by graph name), "labels", the float64 loss ("los
 
 import argparse
 import copy
+import inspect
 import warnings
 
 import numpy
@@ -55,11 +56,13 @@ def main():
                 arrays[f"grad{bits}/{name}"] = grad
         numpy.savez(args.reference, **arrays)
     training = args.mode == "train"
+    # Only the older of PyTorch's two exporters keeps weights as they are called and as they are.
+    older = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     torch.onnx.export(
         model, tuple(inputs), args.output, opset_version=args.opset, input_names=names,
         output_names=["logits"], dynamic_axes={n: {0: "batch"} for n in names + ["logits"]},
         training=torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL,
-        do_constant_folding=not training)
+        do_constant_folding=not training, **older)
 
 
 if __name__ == "__main__":
