@@ -28,6 +28,9 @@ void handle(int signal) {
 void catch_stop_signals() {
   std::signal(SIGINT, handle);
   std::signal(SIGTERM, handle);
+  if (std::signal(SIGHUP, handle) == SIG_IGN) {
+    std::signal(SIGHUP, SIG_IGN);  // started with nohup
+  }
   std::signal(SIGPIPE, SIG_IGN);
 }
 

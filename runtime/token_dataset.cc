@@ -93,6 +93,21 @@ std::vector<uint32_t> code_points(const std::vector<std::byte>& bytes) {
   return points;
 }
 
+// Every second 16-bit number of 32-bit tokens below 65,536 is 0, and three of four of 64-bit ones.
+void refuse_wide_tokens(const std::string& path, const std::vector<std::byte>& bytes) {
+  constexpr size_t kFewest = 64;  // bytes that chance would not make so
+  bool wide = bytes.size() >= kFewest && bytes.size() % 4 == 0;
+  for (size_t i = 0; wide && i < bytes.size(); i += 4) {
+    wide = bytes[i + 2] == std::byte{0} && bytes[i + 3] == std::byte{0};
+  }
+  TRAINRT_REQUIRE(!wide,
+                  kInvalidArgument,
+                  "'",
+                  path,
+                  "' looks like tokens of 32 or 64 bits (every second 16-bit number in it is 0); "
+                  "wanted 16-bit tokens, or an llm.c header, which says how wide they are");
+}
+
 }  // namespace
 
 std::unique_ptr<Dataset> open_token_file(const std::string& path, int64_t sequence) {
@@ -111,6 +126,7 @@ std::unique_ptr<Dataset> open_token_file(const std::string& path, int64_t sequen
                     "'",
                     path,
                     "' has an odd number of bytes; wanted 16-bit tokens, or an llm.c header");
+    refuse_wide_tokens(path, bytes);
     return std::make_unique<TokenDataset>(path, std::move(bytes), 0, 2, sequence);
   }
   const int width = llama3 ? 4 : 2;

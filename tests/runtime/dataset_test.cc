@@ -101,6 +101,17 @@ TEST(TokenDatasetTest, WindowsOverlapByTheLabelOnly) {
               HasSubstr("fewer than one window"));
 }
 
+TEST(TokenDatasetTest, WiderTokensAreNotReadAsTwice) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("t.bin");
+  std::string text;
+  for (int i = 0; i < 100; ++i) {
+    text += std::string({static_cast<char>(i), 1, 0, 0});  // little-endian, 32 bits
+  }
+  write_text(file, text);
+  EXPECT_THAT(message_of([&] { open_token_file(file, 4); }), HasSubstr("32 or 64 bits"));
+}
+
 TEST(TokenDatasetTest, LlmcHeadersAreSkippedAndChecked) {
   const TemporaryFolder folder;
   for (const bool llama : {false, true}) {
