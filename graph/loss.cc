@@ -232,7 +232,8 @@ class LossBuilder : public GraphBuilder {
       items.erase(items.begin() + axis);
       return items == spec_.labels_shape;
     };
-    return !fits(1) && fits(last) ? last : 1;
+    // [batch, seq, classes] where the sizes leave it open; with more dims [batch, classes, ...].
+    return fits(last) && (!fits(1) || last == 2) ? last : 1;
   }
 
   ValueId row_max(ValueId scores, int axis) {

@@ -7,6 +7,7 @@
 //   targets
 #include <algorithm>
 
+#include "graph/base/log.h"
 #include "graph/loss.h"
 
 namespace trainrt {
@@ -134,6 +135,13 @@ LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const Tensor
     spec.next_token = is_language_model(forward, output);
   }
   const bool classes = spec.kind == "softmax_cross_entropy" || spec.kind == "nll";
+  if (spec.kind == "softmax_cross_entropy" && output.producer != kNoNode &&
+      forward.node(output.producer).op_type == "Softmax") {
+    log_warning("output '",
+                output.name,
+                "' is made by a Softmax, and loss softmax_cross_entropy applies one of its own: "
+                "train on the scores before it (--output NAME), or take another loss");
+  }
   if (labels != nullptr) {
     TRAINRT_REQUIRE(!classes || is_integer(labels->dtype),
                     kInvalidArgument,

@@ -37,7 +37,10 @@ int64_t elements_after(const Shape& shape, size_t axis) {
 
 // Where a Reshape puts the batch. It keeps the elements in row-major order, so the batch is a digit
 // with a stride: the number of elements after it. The axis of `to` that contains this digit is the
-// one; beside an example batch of 1, whose digit fits between any two axes, one of size 1.
+// one. The digit of an example batch of 1 fits between any two axes: it is one of size 1; else, if
+// what comes after it is cut ([time, 1, features] to [time, heads, features / heads]), the first of
+// the parts, as attention over all heads of all samples has it; else the axis before it ([time, 1,
+// features] to [time, features]). A guess: samples_stay_apart() is asked afterwards.
 std::optional<size_t> axis_of_batch(int64_t stride, int64_t batch, const Shape& to) {
   std::optional<size_t> found;
   for (size_t d = 0; d < to.size(); ++d) {
@@ -47,7 +50,8 @@ std::optional<size_t> axis_of_batch(int64_t stride, int64_t batch, const Shape& 
       if (to[d] == batch) {
         return d;
       }
-      found = found ? found : d;
+      const bool cut = found && batch == 1 && after > 1;
+      found = found && !cut ? found : d;
     }
   }
   return found;

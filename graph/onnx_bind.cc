@@ -298,6 +298,30 @@ void place_draws(const OnnxModel::Impl& model, Graph& graph) {
   }
 }
 
+// Of a model made for `example` samples and bound to others.
+void require_samples_apart(const OnnxModel::Impl& model, int64_t example, const Graph& graph) {
+  const SampleCourse course = follow_samples(graph);
+  TRAINRT_REQUIRE(course.mixed.empty(),
+                  kInvalidModel,
+                  "the model is made for batches of ",
+                  example,
+                  ", and with others its node '",
+                  course.mixed,
+                  "' would bring different samples together; use --micro-batch-size ",
+                  example,
+                  ", or export with a dynamic batch");
+  if (!course.lost.empty() && !model.warned_of_lost_samples.exchange(true)) {
+    log_warning("the model is made for batches of ",
+                example,
+                ", and its samples cannot be followed through node '",
+                course.lost,
+                "': if it holds numbers of that batch, they are wrong for others; "
+                "--micro-batch-size ",
+                example,
+                " or an export with a dynamic batch is safe");
+  }
+}
+
 void require_supported(const std::vector<UnsupportedOp>& ops) {
   TRAINRT_REQUIRE(ops.empty(), kUnsupported, unsupported_message(ops));
 }
@@ -307,6 +331,9 @@ Graph OnnxModel::bind(const BindOptions& options) const {
   require_supported(binding.unsupported);
   Graph graph = fold_constants(binding.graph);
   verify(graph, "import");
+  if (binding.example_batch > 0 && binding.example_batch != options.batch) {
+    require_samples_apart(*impl_, binding.example_batch, graph);
+  }
   place_draws(*impl_, graph);
   if (options.training) {
     warn_of_lost_parameters(*impl_);

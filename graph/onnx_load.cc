@@ -112,7 +112,8 @@ std::unique_ptr<OnnxModel::Impl> build(std::istream& in,
   auto model = std::make_unique<OnnxModel::Impl>();
   model->path = path;
   if (proto->training_info_size() == 0) {  // else the bindings say what is one
-    model->weight_notes = split_merged_weights(*proto->mutable_graph(), files);
+    model->weight_notes =
+        split_merged_weights(*proto->mutable_graph(), files, proto->producer_name() == "pytorch");
   }
   model->files = std::move(files);
   model->proto = std::move(proto);

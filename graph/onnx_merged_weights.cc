@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -89,11 +90,10 @@ class Modules {
 class Splitter {
  public:
   Splitter(onnx::GraphProto& graph, const WeightFiles& files) : graph_(graph), files_(files) {
-    for (int i = 0; i < graph.initializer_size(); ++i) {
-      if (is_floating_tensor(graph.initializer(i))) {
-        weights_[graph.initializer(i).name()] = i;
-      }
-      names_.insert(graph.initializer(i).name());
+    signature_ = read_signature(graph_);
+    index_weights();
+    for (const onnx::TensorProto& tensor : graph.initializer()) {
+      names_.insert(tensor.name());
     }
     for (onnx::NodeProto& node : *graph.mutable_node()) {
       names_.insert(node.output().begin(), node.output().end());
@@ -106,11 +106,14 @@ class Splitter {
     }
   }
 
-  Notes split() {
-    if (may_have_merged(graph_)) {
+  Notes split(bool of_pytorch) {
+    if (of_pytorch && may_have_merged(graph_)) {
       split_identities();
     }
-    split_by_signature();
+    if (signature_.is_complete()) {
+      tie_folded_transposes();
+      split_by_signature();
+    }
     for (int i = graph_.node_size(); i-- > 0;) {
       if (replaced_.count(&graph_.node(i)) != 0) {
         graph_.mutable_node()->DeleteSubrange(i, 1);
@@ -120,6 +123,15 @@ class Splitter {
   }
 
  private:
+  void index_weights() {
+    weights_.clear();
+    for (int i = 0; i < graph_.initializer_size(); ++i) {
+      if (is_floating_tensor(graph_.initializer(i))) {
+        weights_[graph_.initializer(i).name()] = i;
+      }
+    }
+  }
+
   const onnx::TensorProto& weight(const std::string& name) const {
     return graph_.initializer(weights_.at(name));
   }
@@ -194,11 +206,75 @@ class Splitter {
 
   // --- torch.export's exporter
 
-  void split_by_signature() {
-    signature_ = read_signature(graph_);
-    if (!signature_.is_complete()) {
+  // A tied head stands in the file as a second weight, the transpose of the embedding, which the
+  // exporter has folded: it becomes a Transpose again, so that the two are trained as one.
+  void tie_folded_transposes() {
+    std::vector<onnx::NodeProto> transposes;
+    std::set<std::string> tied;
+    for (const onnx::TensorProto& tensor : graph_.initializer()) {
+      const std::string& name = tensor.name();
+      const std::vector<std::string> origins = signature_.origins(name);
+      if (signature_.is_parameter(name) || origins.size() != 1 || weights_.count(name) == 0 ||
+          weights_.count(origins[0]) == 0 || readers_.count(origins[0]) == 0 ||
+          !is_transpose(weight(origins[0]), tensor)) {
+        continue;
+      }
+      onnx::NodeProto& node = transposes.emplace_back();
+      node.set_op_type("Transpose");
+      node.set_name(name + "/transpose");
+      node.add_input(origins[0]);
+      node.add_output(name);
+      onnx::AttributeProto& perm = *node.add_attribute();
+      perm.set_name("perm");
+      perm.set_type(onnx::AttributeProto::INTS);
+      perm.add_ints(1);
+      perm.add_ints(0);
+      notes_[origins[0]] = concat("also read as '", name, "', its transpose");
+      tied.insert(name);
+    }
+    if (tied.empty()) {
       return;
     }
+    // The graph is in topological order, and these read nothing but weights.
+    for (size_t i = 0; i < transposes.size(); ++i) {
+      graph_.mutable_node()->Add(std::move(transposes[i]));
+      for (int at = graph_.node_size() - 1; at > static_cast<int>(i); --at) {
+        graph_.mutable_node()->SwapElements(at, at - 1);
+      }
+    }
+    for (int i = graph_.initializer_size(); i-- > 0;) {
+      if (tied.count(graph_.initializer(i).name()) != 0) {
+        graph_.mutable_initializer()->DeleteSubrange(i, 1);
+      }
+    }
+    index_weights();
+  }
+
+  // Whether `b` holds the matrix `a` transposed. Files are compared byte by byte.
+  bool is_transpose(const onnx::TensorProto& a, const onnx::TensorProto& b) const {
+    const TensorType type = tensor_type(a, a.name()), turned = tensor_type(b, b.name());
+    if (type.shape.size() != 2 || type.dtype != turned.dtype ||
+        turned.shape != Shape{type.shape[1], type.shape[0]} || has_external_data(a) ||
+        has_external_data(b)) {
+      return false;
+    }
+    const Tensor matrix = tensor_source(nullptr, a, files_).load();
+    const Tensor other = tensor_source(nullptr, b, files_).load();
+    const int64_t rows = type.shape[0], columns = type.shape[1];
+    const auto size = static_cast<size_t>(dtype_bytes(type.dtype));
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        if (std::memcmp(matrix.raw() + static_cast<size_t>(i * columns + j) * size,
+                        other.raw() + static_cast<size_t>(j * rows + i) * size,
+                        size) != 0) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  void split_by_signature() {
     std::map<std::string, int> num_readers;
     for (const onnx::NodeProto& node : graph_.node()) {
       for (const std::string& input : node.input()) {
@@ -310,18 +386,23 @@ class Splitter {
 }  // namespace
 
 std::map<std::string, std::string> split_merged_weights(onnx::GraphProto& graph,
-                                                        const WeightFiles& files) {
-  return Splitter(graph, files).split();
+                                                        const WeightFiles& files,
+                                                        bool of_pytorch) {
+  return Splitter(graph, files).split(of_pytorch);
 }
 
 bool is_made_up(const std::string& name) {
-  for (const char* part : {"onnx::", "Constant", "constant", "/", "scalar.", "val_", "_output_"}) {
-    if (name.find(part) != std::string::npos) {
+  for (const char* start : {"onnx::", "/", "scalar."}) {
+    if (name.rfind(start, 0) == 0) {
       return true;
     }
   }
-  return std::all_of(
-      name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+  // "12", "val_12", "Constant_12", "/Constant_output_0"
+  const size_t number = name.find_last_not_of("0123456789") + 1;
+  const std::string stem = name.substr(0, number);
+  return stem.empty() ||
+         (number < name.size() && (stem == "val_" || stem == "Constant_" || stem == "constant_" ||
+                                   stem.ends_with("_output_")));
 }
 
 }  // namespace trainrt

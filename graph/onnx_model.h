@@ -41,6 +41,7 @@ struct OnnxModel::Impl {
   SettledNodes settled;  // in inference form; of the graph and of all functions
   // Warnings that a model gives once, however often it is bound.
   mutable std::atomic<bool> warned_of_baked_batch = false;
+  mutable std::atomic<bool> warned_of_lost_samples = false;
   mutable std::atomic<bool> warned_of_draws = false;
   mutable std::atomic<bool> warned_of_inference = false;
   mutable std::atomic<bool> warned_of_lost_parameters = false;

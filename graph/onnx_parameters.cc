@@ -83,12 +83,10 @@ bool is_weight_operand(const std::string& op, size_t input) {
       {"LayerNormalization", {1, 2}},
       {"RMSNormalization", {1}},
       {"InstanceNormalization", {1, 2}},
-      {"GroupNormalization", {1, 2}},
+      {"GroupNorm", {1, 2}},
       {"PRelu", {1}},
       {"Gather", {0}},
-      {"LSTM", {1, 2, 3}},
-      {"GRU", {1, 2, 3}},
-      {"RNN", {1, 2, 3}}};
+      {"Recurrent", {1, 2, 3}}};
   const auto it = kPositions.find(op);
   return it != kPositions.end() && it->second.count(input) != 0;
 }
@@ -136,7 +134,8 @@ class RoleAssigner {
     std::vector<std::string> names;
     for (const WeightCandidate& candidate : candidates_) {
       if (in_weight_position(candidate)) {
-        has_constant_weights_ = true;
+        const bool constant = candidate.origin == WeightCandidate::Origin::kConstantNode;
+        (constant ? has_constant_weights_ : has_initializer_weights_) = true;
       }
       if (reached(candidate.value)) {
         names.push_back(graph_.value(candidate.value).name);
@@ -177,8 +176,7 @@ class RoleAssigner {
   }
 
   bool in_weight_position(const WeightCandidate& candidate) const {
-    return candidate.origin == WeightCandidate::Origin::kConstantNode &&
-           weights_[static_cast<size_t>(candidate.value)] && reached(candidate.value);
+    return weights_[static_cast<size_t>(candidate.value)] && reached(candidate.value);
   }
 
   std::string first_reader(ValueId id) const {
@@ -236,15 +234,21 @@ class RoleAssigner {
   void decide_by_file(const WeightCandidate& candidate, TensorReport& report) const {
     const Value& value = graph_.value(candidate.value);
     const bool single = num_elements(value.type.shape) == 1;
-    if (const auto listed = signature_.role(value.name); listed && !may_be_unlisted(candidate)) {
+    if (single && is_offset(candidate) && signature_.folded_from.count(value.name) != 0) {
+      set(report, "constant", "a single number that the exporter folded and something is added to");
+    } else if (const auto listed = signature_.role(value.name);
+               listed && !may_be_unlisted(candidate)) {
       set(report,
           listed->parameter ? "parameter" : "constant",
           listed->parameter ? concat(listed->why, ", read by ", first_reader(candidate.value))
                             : listed->why);
     } else if (candidate.origin == WeightCandidate::Origin::kConstantNode) {
       decide_constant_node(candidate, report);
-    } else if (single && is_made_up(value.name)) {
+    } else if (single && is_made_up(value.name) &&
+               !weights_[static_cast<size_t>(candidate.value)]) {
       set(report, "constant", "a single number under a name that the exporter made up");
+    } else if (is_written_exponent(candidate)) {
+      set(report, "constant", "a whole number that something is raised to");
     } else if (const std::string reason = buffer(candidate); !reason.empty()) {
       set(report, "constant", reason);
     } else {
@@ -252,6 +256,31 @@ class RoleAssigner {
           "parameter",
           concat("float initializer, read by ", first_reader(candidate.value)));
     }
+  }
+
+  // The 2 of a square; a learned exponent has a dim, or is no whole number to begin with.
+  bool is_written_exponent(const WeightCandidate& candidate) const {
+    const Value& value = graph_.value(candidate.value);
+    const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(candidate.value)];
+    if (!value.type.shape.empty() || !candidate.inlined ||
+        !std::all_of(readers.begin(), readers.end(), [&](NodeId id) {
+          const Node& node = graph_.node(id);
+          return node.op_type == "Pow" && node.inputs[1] == candidate.value;
+        })) {
+      return false;
+    }
+    const double exponent = inspected_elements(value, candidate.inlined).at(0);
+    return std::nearbyint(exponent) == exponent;
+  }
+
+  // Only ever added: a penalty on weights, say, that was computed when the model was exported, and
+  // that would be lowered without end if it were trained.
+  bool is_offset(const WeightCandidate& candidate) const {
+    const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(candidate.value)];
+    return graph_.value(candidate.value).type.shape.empty() &&
+           std::all_of(readers.begin(), readers.end(), [&](NodeId id) {
+             return graph_.node(id).op_type == "Add" || graph_.node(id).op_type == "Sub";
+           });
   }
 
   // Something made of parameters by a tool that came after the exporter, and took them away: there
@@ -269,7 +298,9 @@ class RoleAssigner {
 
   void decide_constant_node(const WeightCandidate& candidate, TensorReport& report) const {
     const auto id = static_cast<size_t>(candidate.value);
-    if (weights_[id]) {
+    if (has_initializer_weights_) {
+      set(report, "constant", "a Constant node's tensor in a model whose weights are initializers");
+    } else if (weights_[id]) {
       set(report,
           "parameter",
           concat("Constant node in the place of a weight of ", first_reader(candidate.value)));
@@ -302,6 +333,7 @@ class RoleAssigner {
   const std::vector<bool> weights_;
   const std::vector<bool> scales_;
   bool has_constant_weights_ = false;
+  bool has_initializer_weights_ = false;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -17,6 +18,19 @@ constexpr double kMaskMagnitude = 1e4;
 
 bool contains(const std::string& name, const char* part) {
   return name.find(part) != std::string::npos;
+}
+
+// As a word of its own ("rotary.sin_cached"), not within one ("single_emb").
+bool has_word(const std::string& name, const std::string& word) {
+  const auto is_letter = [&](size_t at) {
+    return at < name.size() && std::isalpha(static_cast<unsigned char>(name[at])) != 0;
+  };
+  for (size_t at = name.find(word); at != std::string::npos; at = name.find(word, at + 1)) {
+    if ((at == 0 || !is_letter(at - 1)) && !is_letter(at + word.size())) {
+      return true;
+    }
+  }
+  return false;
 }
 
 double element_at(const Tensor& tensor, int64_t at) {
@@ -47,14 +61,23 @@ Tensor elements(const Value& value,
   return part;
 }
 
+// Infinities; or huge negative numbers in one size beside zeros, if anything: a bias may be huge,
+// too, but is not so made.
 bool is_mask(const Tensor& tensor) {
+  double huge = 0;
+  bool only_zeros_beside = true;
   for (int64_t i = 0; i < tensor.num_elements(); ++i) {
-    const double element = element_at(tensor, i);
-    if (std::abs(element) >= kMaskMagnitude) {  // infinity too; a NaN is damage and no mask
+    const double element = element_at(tensor, i);  // a NaN is damage and no mask
+    if (std::isinf(element)) {
       return true;
     }
+    if (element <= -kMaskMagnitude && (huge == 0 || huge == element)) {
+      huge = element;
+    } else {
+      only_zeros_beside = only_zeros_beside && element == 0;
+    }
   }
-  return false;
+  return huge != 0 && only_zeros_beside;
 }
 
 // Sines and cosines of positions lie in [-1, 1], and position 0 gives zeros and ones alone. Names
@@ -88,8 +111,8 @@ bool may_be_position_table(const Value& value, const WeightCandidate& candidate)
     return true;
   };
   return (width >= 4 && first_row_is([](int64_t i) { return i % 2 == 0 ? 0.0 : 1.0; })) ||
-         (contains(value.name, "cos") && first_row_is([](int64_t) { return 1.0; })) ||
-         (contains(value.name, "sin") && first_row_is([](int64_t) { return 0.0; }));
+         (has_word(value.name, "cos") && first_row_is([](int64_t) { return 1.0; })) ||
+         (has_word(value.name, "sin") && first_row_is([](int64_t) { return 0.0; }));
 }
 
 bool is_position_table(const Value& value, const WeightCandidate& candidate) {

@@ -27,7 +27,7 @@ DType convert(DType dtype, DType to) {
 
 // Attributes that name an element type follow the values.
 void convert_attributes(Node& node, DType to) {
-  for (const char* name : {"to", "dtype"}) {
+  for (const char* name : {"to", "dtype", "result"}) {
     if (!node.attributes.has(name)) {
       continue;
     }

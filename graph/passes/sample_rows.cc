@@ -56,6 +56,7 @@ class SampleFollower {
 
   const std::optional<Place>& place(ValueId id) const { return places_[static_cast<size_t>(id)]; }
   bool depends(ValueId id) const { return depends_[static_cast<size_t>(id)]; }
+  const SampleCourse& course() const { return course_; }
 
  private:
   // The rule of a node on tensors that have elements; without them there is nothing to follow.
@@ -128,6 +129,23 @@ class SampleFollower {
     }
   }
 
+  void note_course(const Node& node, const ShardingRule& rule) {
+    std::optional<Loop> first;
+    for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
+      if (node.inputs[i] == kNoValue || !place(node.inputs[i])) {
+        continue;
+      }
+      const std::optional<Loop> loop = loop_in(rule, rule.inputs[i], *place(node.inputs[i]));
+      std::string& found = loop ? course_.mixed : course_.lost;
+      const bool apart =
+          loop && (!first || (first->factor == loop->factor && first->stride == loop->stride));
+      if (!apart && found.empty()) {
+        found = node.name;
+      }
+      first = first ? first : loop;
+    }
+  }
+
   void follow(const Node& node) {
     const bool reached = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
       return id != kNoValue && depends(id);
@@ -141,6 +159,7 @@ class SampleFollower {
       }
     }
     if (const std::optional<ShardingRule> rule = rule_of(node)) {
+      note_course(node, *rule);
       if (const std::optional<Loop> loop = find_loop(*rule, node.inputs, rule->inputs)) {
         set_places(*rule, node.outputs, rule->outputs, *loop, [](ValueId) { return true; });
       }
@@ -174,6 +193,7 @@ class SampleFollower {
   const int64_t batch_;
   std::vector<std::optional<Place>> places_;
   std::vector<bool> depends_;  // on an input that has samples
+  SampleCourse course_;
 };
 
 int64_t batch_of(const Graph& graph) {
@@ -187,6 +207,11 @@ int64_t batch_of(const Graph& graph) {
 }
 
 }  // namespace
+
+SampleCourse follow_samples(const Graph& graph) {
+  const int64_t batch = batch_of(graph);
+  return batch > 1 ? SampleFollower(graph, batch).course() : SampleCourse{};
+}
 
 std::vector<std::string> locate_samples(Graph& graph) {
   std::vector<std::string> lost;

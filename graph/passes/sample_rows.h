@@ -20,6 +20,15 @@ inline constexpr const char* kRowsPerSample = "rows_per_sample";
 inline constexpr const char* kSampleStride = "sample_stride";
 }  // namespace sample_rows
 
+// What becomes of the samples, in graphs of more than one: the first node that brings different
+// samples together (a product of each with every other one), and the first through which they
+// cannot be followed. "" for none. Statistics over all samples bring nothing together here.
+struct SampleCourse {
+  std::string mixed;
+  std::string lost;
+};
+SampleCourse follow_samples(const Graph& graph);
+
 // Follows the batch axes of the graph's inputs through the sharding rules of the operators and sets
 // the attributes above on every random node. Forward graphs only: gradients copy the attributes.
 //

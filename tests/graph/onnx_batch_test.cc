@@ -64,6 +64,59 @@ TEST(OnnxBatchTest, MergedDimsScaleWithTheBatch) {
   EXPECT_EQ(graph.value(*graph.find_value("heads")).type.shape, (Shape{20, 3, 2}));
 }
 
+// Multi-head attention as PyTorch traces it at batch 1, time first: [3, 1, 4] -> [3, 1 * 2 heads,
+// 2]
+// -> products over [2, 3, 3] -> [3, 4] -> [3, 1, 4].
+TEST(OnnxBatchTest, HeadsExportedAtABatchOfOneStayWithTheirSamples) {
+  const OnnxModel model = model_of("(float[1, 3, 4] x) => (float[1, 3, 4] y)",
+                                   "int64[3] heads = {3, 2, 2}, int64[2] rows = {3, 4},"
+                                   "int64[3] samples = {3, 1, 4}",
+                                   R"(
+    t = Transpose<perm = [1, 0, 2]>(x)
+    h = Reshape(t, heads)
+    q = Transpose<perm = [1, 0, 2]>(h)
+    k = Transpose<perm = [1, 2, 0]>(h)
+    s = MatMul(q, k)
+    p = Softmax(s)
+    o = MatMul(p, q)
+    b = Transpose<perm = [1, 0, 2]>(o)
+    r = Reshape(b, rows)
+    u = Reshape(r, samples)
+    y = Transpose<perm = [1, 0, 2]>(u))");
+  std::vector<float> values(36);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>((i * 7) % 11) / 10;
+  }
+  const Graph whole = model.bind(at_batch(3)), single = model.bind(at_batch(1));
+  const std::vector<double> together =
+      evaluate(whole, {{"x", Tensor::from<float>(values, {3, 3, 4})}}, whole.outputs())[0]
+          .to_double();
+  for (size_t n = 0; n < 3; ++n) {
+    const std::vector<float> own(values.begin() + static_cast<std::ptrdiff_t>(n * 12),
+                                 values.begin() + static_cast<std::ptrdiff_t>(n * 12 + 12));
+    const std::vector<double> alone =
+        evaluate(single, {{"x", Tensor::from<float>(own, {1, 3, 4})}}, single.outputs())[0]
+            .to_double();
+    for (size_t i = 0; i < 12; ++i) {
+      EXPECT_NEAR(together[n * 12 + i], alone[i], 1e-6);
+    }
+  }
+}
+
+TEST(OnnxBatchTest, ARewriteThatWouldMixSamplesIsRefused) {
+  // At batch 1 nobody can tell whether [1, 3, 4] -> [3, 4] -> products of all rows is meant so.
+  const OnnxModel model = model_of("(float[1, 3, 4] x) => (float[3, 4] y)",
+                                   "int64[2] rows = {3, 4}",
+                                   R"(
+    r = Reshape(x, rows)
+    k = Transpose<perm = [1, 0]>(r)
+    [scores] s = MatMul(r, k)
+    y = MatMul(s, r))");
+  EXPECT_NO_THROW(model.bind(at_batch(1)));
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel, [&] { model.bind(at_batch(2)); }),
+              AllOf(HasSubstr("'scores'"), HasSubstr("different samples together")));
+}
+
 TEST(OnnxBatchTest, ABatchMergedBehindTheTimeIsFoundAgain) {
   // Attention that works time first, exported at batch 2: [3, 2, 4] -> [3 * 2, 4] and back.
   const OnnxModel model =

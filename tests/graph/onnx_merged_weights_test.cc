@@ -15,10 +15,18 @@ using testing::at_batch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::model_of;
 using testing::names_of_kind;
 
 const char* const kSignature = "(float[N, 2] x) => (float[N, 2] y)";
+
+OnnxModel model_of(const std::string& signature,
+                   const std::string& initializers,
+                   const std::string& body,
+                   const std::string& producer = "pytorch") {
+  return OnnxModel::parse_text("<ir_version: 8, opset_import: [\"\" : 17], producer_name: \"" +
+                               producer + "\">\ng " + signature + "\n<" + initializers + ">\n{\n" +
+                               body + "\n}\n");
+}
 
 std::vector<std::string> parameters(const OnnxModel& model) {
   return names_of_kind(model.bind(at_batch(1)), ValueKind::kParameter);
@@ -37,6 +45,19 @@ TEST(OnnxMergedWeightsTest, AnIdentityNamedLikeAWeightWasOne) {
     const Graph graph = model.bind(at_batch(1));
     EXPECT_EQ(initial_value(graph.value(*graph.find_value("layers.0.norm.weight"))).to_double(),
               initial_value(graph.value(*graph.find_value("layers.1.norm.weight"))).to_double());
+  }
+}
+
+TEST(OnnxMergedWeightsTest, InOtherToolsFilesAnIdentityIsATie) {
+  for (const std::string producer : {"", "another"}) {
+    const OnnxModel model = model_of(kSignature,
+                                     "float[2, 2] \"a.weight\" = {1, 2, 3, 4}",
+                                     R"(
+      "b.weight" = Identity("a.weight")
+      h = MatMul(x, "a.weight")
+      y = MatMul(h, "b.weight"))",
+                                     producer);
+    EXPECT_THAT(parameters(model), ElementsAre("a.weight"));
   }
 }
 
@@ -134,7 +155,7 @@ TEST(OnnxMergedWeightsTest, TheProgramsArgumentsTellWhatANodeReads) {
                                      "%layer_norm, [2], %p_b_weight, %p_b_bias",
                                      "%layer_norm_1, [2], %p_a_weight, %p_a_bias"},
                                     {"a.weight", "a.bias", "b.weight", "b.bias"});
-  const auto notes = split_merged_weights(graph, WeightFiles());
+  const auto notes = split_merged_weights(graph, WeightFiles(), true);
   EXPECT_EQ(notes.size(), 2u);
   EXPECT_THAT(notes.at("b.weight"), HasSubstr("copy of 'a.weight'"));
   EXPECT_THAT(inputs_of(graph, 0), ElementsAre("x", "a.weight", "a.bias"));
@@ -161,7 +182,7 @@ TEST(OnnxMergedWeightsTest, AWeightFoldedBeforeTheMergeIsSplitByItsOrigin) {
   onnx::StringStringEntryProto* entry = info->add_metadata_props();
   entry->set_key("pkg.onnxscript.optimizer.folded_from");
   entry->set_value("['a.weight']");
-  split_merged_weights(graph, WeightFiles());
+  split_merged_weights(graph, WeightFiles(), true);
   EXPECT_THAT(inputs_of(graph, 2), ElementsAre("h", "b.weight"));
   EXPECT_THAT(inputs_of(graph, 3), ElementsAre("n", "b.bias"));
 }
@@ -171,7 +192,37 @@ TEST(OnnxMergedWeightsTest, AnOperationThatNamesNoParameterSaysNothing) {
                                     "h = Mul(x, \"a.scale\")\ny = Mul(h, \"a.scale\")",
                                     {"%x, %alias", "%mul, %alias"},
                                     {"a.scale", "b.scale"});
-  EXPECT_THAT(split_merged_weights(graph, WeightFiles()), IsEmpty());
+  EXPECT_THAT(split_merged_weights(graph, WeightFiles(), true), IsEmpty());
+}
+
+// The head of a language model: the embedding transposed, which the exporter has folded.
+TEST(OnnxMergedWeightsTest, AFoldedTransposeOfAWeightInTheFileIsTiedAgain) {
+  const auto graph_with = [](const std::string& head) {
+    onnx::GraphProto graph =
+        captured("float[2, 2] \"wte.weight\" = {1, 2, 3, 4}, float[2, 2] val_7 = " + head,
+                 R"(
+    h = MatMul(x, "wte.weight")
+    y = MatMul(h, val_7))",
+                 {"%x, %p_wte_weight", "%h, %p_wte_weight"},
+                 {"wte.weight"});
+    onnx::ValueInfoProto& info = *graph.add_value_info();
+    info.set_name("val_7");
+    onnx::StringStringEntryProto& entry = *info.add_metadata_props();
+    entry.set_key("pkg.onnxscript.optimizer.folded_from");
+    entry.set_value("['wte.weight']");
+    return graph;
+  };
+  onnx::GraphProto tied = graph_with("{1, 3, 2, 4}");
+  split_merged_weights(tied, WeightFiles(), true);
+  ASSERT_EQ(tied.node_size(), 3);
+  EXPECT_EQ(tied.node(0).op_type(), "Transpose");
+  EXPECT_THAT(inputs_of(tied, 0), ElementsAre("wte.weight"));
+  EXPECT_THAT(inputs_of(tied, 2), ElementsAre("h", "val_7"));
+  EXPECT_EQ(tied.initializer_size(), 1);
+  onnx::GraphProto changed = graph_with("{1, 3, 2, 5}");  // by whoever came after the exporter
+  split_merged_weights(changed, WeightFiles(), true);
+  EXPECT_EQ(changed.node_size(), 2);
+  EXPECT_EQ(changed.initializer_size(), 2);
 }
 
 }  // namespace

@@ -172,6 +172,59 @@ TEST(OnnxParametersTest, ANaNMakesNoMaskOfAWeight) {
   EXPECT_EQ(buffer_reason(value, WeightCandidate(), false), "");
 }
 
+// What looks like a buffer by half of its name or one of its numbers, and is a weight.
+TEST(OnnxParametersTest, WeightsAreNotTakenForBuffers) {
+  const OnnxModel model = model_of(
+      "(float[N, 4] x) => (float[N, 4] y)",
+      "float[4] \"dense/bias\" = {180000, 180000, 180000, 180000},"
+      "float[2, 4] \"single_emb.weight\" = {0, 0, 0, 0, 0.5, 0.6, 0.7, 0.8},"
+      "float interval_scale = {0.5}, float constant = {0.5}, float[1] \"onnx::PRelu_5\" = {0.25},"
+      "int64[1] rows = {1}",
+      R"(
+    a = Add(x, "dense/bias")
+    b = Gather("single_emb.weight", rows)
+    c = Add(a, b)
+    d = Mul(c, interval_scale)
+    e = Mul(d, constant)
+    y = PRelu(e, "onnx::PRelu_5"))");
+  for (const auto& [name, role] : roles(model)) {
+    EXPECT_EQ(role, name == "rows" ? "constant" : "parameter") << name;
+  }
+}
+
+TEST(OnnxParametersTest, WhatAnExporterMadeUpBesideInitializersIsConstant) {
+  const OnnxModel model =
+      model_of("(float[N, 2] x) => (float[N, 2] y)",
+               "float[2, 2] w = {1, 2, 3, 4}, float two = {2}, float[1] p = {3}",
+               R"(
+    h = MatMul(x, w)
+    one = Constant<value: tensor = float[2] {1, 1}>()
+    n = LayerNormalization(h, one)
+    s = Pow(n, two)
+    y = Pow(s, p))");
+  EXPECT_EQ(
+      roles(model),
+      (Roles{{"w", "parameter"}, {"one", "constant"}, {"two", "constant"}, {"p", "parameter"}}));
+}
+
+TEST(OnnxParametersTest, ConstantNodesInRecurrentLayersAndGroupNormsArePromoted) {
+  const OnnxModel model = model_of("(float[3, N, 2] x) => (float[3, N, 2] y)", "", R"(
+    w = Constant<value: tensor = float[1, 2, 2] {1, 2, 3, 4}>()
+    r = Constant<value: tensor = float[1, 2, 2] {0.1, 0.2, 0.3, 0.4}>()
+    h, last = RNN<hidden_size = 2>(x, w, r)
+    axis = Constant<value: tensor = int64[1] {1}>()
+    s = Squeeze(h, axis)
+    t = Transpose<perm = [1, 2, 0]>(s)
+    scale = Constant<value: tensor = float[2] {1, 2}>()
+    shift = Constant<value: tensor = float[2] {3, 4}>()
+    n = InstanceNormalization(t, scale, shift)
+    y = Transpose<perm = [2, 0, 1]>(n))");
+  const Roles found = roles(model);
+  for (const char* name : {"w", "r", "scale", "shift"}) {
+    EXPECT_EQ(found.count(name) != 0 ? found.at(name) : "missing", "parameter") << name;
+  }
+}
+
 TEST(OnnxParametersTest, QuantizationScalesAreConstants) {
   const OnnxModel model = model_of("(float[N, 2] x) => (float[N, 2] y)",
                                    "float s = {0.1}, uint8 zero = {0}, float[2] b = {1, 2}",

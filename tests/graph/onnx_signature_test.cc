@@ -103,6 +103,15 @@ TEST(OnnxSignatureTest, WhatWasFoldedFromAParameterIsOne) {
   EXPECT_EQ(roles(model), (Roles{{"val_0", "parameter"}, {"fc.weight_bias", "parameter"}}));
 }
 
+// A penalty on the weights, as large as it was when the model was exported.
+TEST(OnnxSignatureTest, ANumberFoldedFromParametersAndAddedIsConstant) {
+  const OnnxModel model = captured("float[2, 2] \"fc.weight\" = {1, 2, 3, 4}, float mul = {3}",
+                                   "a = MatMul(x, \"fc.weight\")\ny = Add(a, mul)",
+                                   "p_fc_weight: PARAMETER target='fc.weight'\n",
+                                   {{"mul", "['fc.weight']"}});
+  EXPECT_EQ(roles(model), (Roles{{"fc.weight", "parameter"}, {"mul", "constant"}}));
+}
+
 TEST(OnnxSignatureTest, AListWhoseParametersWereFoldedAwaySaysNothingOfWeights) {
   const OnnxModel model = captured("float[2, 2] folded_w = {1, 2, 3, 4}, float half = {0.5}",
                                    "a = MatMul(x, folded_w)\ny = Mul(a, half)",

@@ -376,6 +376,32 @@ TEST(ResolveLossTest, LanguageModelPredictsTheNextToken) {
   EXPECT_EQ(values[2].to_double()[0], 1);  // all scores tie, class 0 is next once
 }
 
+// As many classes as places: [batch, seq, classes] is what 3 dims mean, [batch, classes, ...] 4.
+TEST(BuildLossTest, ClassesAreLastOfThreeDimsWhereSizesLeaveItOpen) {
+  for (const Shape& shape : {Shape{1, 2, 2}, Shape{1, 2, 2, 2}}) {
+    Graph graph;
+    const ValueId x = graph.add_input("x", {DType::kFloat32, shape}, 0);
+    graph.outputs() = {x};
+    LossSpec wanted;
+    wanted.kind = "softmax_cross_entropy";
+    const TensorType labels = {DType::kInt64, Shape(shape.begin(), shape.end() - 1)};
+    const TrainingGraph eval = build_eval_graph(graph, resolve_loss(graph, wanted, &labels));
+    Tensor scores(DType::kFloat32,
+                  shape);  // of zeros, with one that makes class 1 of the first item
+    const bool last = shape.size() == 3;
+    for (int64_t i = 0; i < scores.num_elements(); ++i) {
+      scores.data<float>()[i] = i == (last ? 1 : 4) ? 10.0F : 0.0F;
+    }
+    Tensor ids(DType::kInt64, labels.shape);
+    for (int64_t i = 0; i < ids.num_elements(); ++i) {
+      ids.data<int64_t>()[i] = 1;
+    }
+    const double right =
+        evaluate(eval.graph, {{"x", scores}, {"labels", ids}}, {eval.correct})[0].to_double()[0];
+    EXPECT_EQ(right, 1) << shape_string(shape);  // ties elsewhere are class 0
+  }
+}
+
 // The labels of an encoder-decoder's next token: `inputs` look up a table of `rows` each, and their
 // sum is scored against 5 words.
 std::vector<double> right_next_tokens(const std::vector<std::string>& inputs,
