@@ -199,7 +199,8 @@ Plan plan_from_file(const Options& options,
   const bool sized = given.stated.count("data_parallel") + given.stated.count("tensor_parallel") +
                          given.stated.count("pipeline_parallel") ==
                      3;
-  TRAINRT_REQUIRE(!(sized || given.is_whole()) || plan.world_size() == num_devices,
+  TRAINRT_REQUIRE(sized || given.is_whole() ? plan.world_size() == num_devices
+                                            : num_devices % plan.world_size() == 0,
                   kInvalidArgument,
                   given.where,
                   " is for ",

@@ -59,7 +59,8 @@ std::vector<Family> families() {
       {"llama", text},
       {"t5", text},
       {"unet", {"--hidden", "8", "--image", "32"}},
-      {"lstm", text}};
+      {"lstm",
+       {"--layers", "2", "--hidden", "32", "--vocab", std::to_string(kVocabulary), "--seq", "16"}}};
 }
 
 // Numbers that differ from element to element and fit the input: features, tokens, sentence types.
