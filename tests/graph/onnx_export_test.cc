@@ -209,7 +209,7 @@ TEST_F(ExportTest, TrainedModelIsInInferenceForm) {
 TEST_F(ExportTest, WeightsOutsideInitializersAreFound) {
   // A Constant node as a weight, and an Identity that stands for a second, merged weight.
   const OnnxModel model = OnnxModel::parse_text(R"(
-<ir_version: 8, opset_import: ["" : 17]>
+<ir_version: 8, opset_import: ["" : 17], producer_name: "pytorch">
 net (float[batch, 2] x) => (float[batch, 2] y)
 <float[2] "layers.0.bias" = {0, 0}>
 {
