@@ -23,8 +23,20 @@ ValueId mean_of(UpgradeContext& u, ValueId sum, const Attributes& attributes) {
               u.node_name() + "/mean");
 }
 
+// A class's weight is found by its number.
+void require_class_weights(UpgradeContext& u) {
+  const Shape& scores = u.shape(u.input(0));
+  if (u.has_input(2) && scores.size() >= 2 && u.shape(u.input(2)) != Shape{scores[1]}) {
+    u.fail(concat("the weights are ",
+                  shape_string(u.shape(u.input(2))),
+                  ", wanted one for each class of ",
+                  shape_string(scores)));
+  }
+}
+
 // Emits `op_type` on `inputs`, then what the ONNX attribute `reduction` asks for.
 void emit_loss(UpgradeContext& u, const std::string& op_type, const std::vector<ValueId>& inputs) {
+  require_class_weights(u);
   const std::string reduction = u.attributes().get_string("reduction", "mean");
   if (reduction != "mean" && reduction != "sum" && reduction != "none") {
     u.fail(concat("reduction '", reduction, "', wanted mean, sum or none"));

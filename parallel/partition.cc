@@ -256,6 +256,11 @@ Partitioner::Partitioner(const TrainingGraphFactory& factory, Plan plan)
       largest_.num_samples = std::max(largest_.num_samples, cut.num_samples);
     }
   }
+  for (const std::vector<MicroBatchCut>& cuts : cuts_) {
+    one_size_ = one_size_ && std::all_of(cuts.begin(), cuts.end(), [&](const MicroBatchCut& cut) {
+                  return cut.num_samples == largest_.num_samples;
+                });
+  }
 }
 
 Partitioner::Partitioner(ShapedGraphFactory factory, Plan plan, std::vector<MicroBatchShape> shapes)
@@ -279,6 +284,7 @@ Partitioner::Partitioner(ShapedGraphFactory factory, Plan plan, std::vector<Micr
          "the memory of --schedule gpipe");
   largest_ = shapes_[0];
   accumulates_ = true;
+  one_size_ = shapes_.size() == 1;
 }
 
 Partitioner::~Partitioner() = default;
@@ -359,7 +365,7 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
   RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
   fuse_epilogues(rank_graph, backend);
   settle_updates(rank_graph.local.graph, rank_graph.phases);
-  std::vector<Phase> phases = order_phases(rank_graph.local.graph, rank_graph.phases);
+  std::vector<Phase> phases = order_phases(rank_graph.local.graph, rank_graph.phases, one_size_);
   bucket_collectives(rank_graph.local, phases, plan_, backend);
   ProgramVariant variant;
   variant.micro_batch_size = key.shape.num_samples;

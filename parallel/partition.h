@@ -61,6 +61,9 @@ class Partitioner {
   std::vector<std::vector<MicroBatchCut>> cuts_;  // by data rank
   size_t rounds_ = 0;                             // most micro-batches of a data rank
   MicroBatchShape largest_;                       // of all micro-batches
+  // Graphs of different sizes may make gradients in different orders, and data ranks that run one
+  // and the other beside each other have to sum in the same.
+  bool one_size_ = true;
   bool accumulates_ = false;
   bool has_state_ = false;  // running averages, which data ranks gather from each other
   std::unique_ptr<Cache> cache_;

@@ -123,8 +123,11 @@ namespace {
 // Position of each node of a phase, or -1 for nodes of other phases.
 class PhaseGraph {
  public:
-  PhaseGraph(const Graph& graph, const std::vector<NodeId>& nodes)
-      : graph_(graph), nodes_(nodes), index_(static_cast<size_t>(graph.num_nodes()), -1) {
+  PhaseGraph(const Graph& graph, const std::vector<NodeId>& nodes, bool reduce_early)
+      : graph_(graph),
+        reduce_early_(reduce_early),
+        nodes_(nodes),
+        index_(static_cast<size_t>(graph.num_nodes()), -1) {
     std::sort(nodes_.begin(), nodes_.end());
     for (size_t i = 0; i < nodes_.size(); ++i) {
       index_[static_cast<size_t>(nodes_[i])] = static_cast<int>(i);
@@ -232,10 +235,11 @@ class PhaseGraph {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       const Node& node = graph_.node(nodes_[i]);
       positions[i] = 2 * static_cast<int64_t>(i);
-      const bool soon =
-          (node.region == Region::kUpdate && !reads_sum(node)) || node.op_type == comm_op::kSend ||
-          (node.op_type == comm_op::kReduceScatter && node.region == Region::kBackward) ||
-          !overwrites(graph_, node, targets).empty();
+      const bool soon = (node.region == Region::kUpdate && !reads_sum(node)) ||
+                        node.op_type == comm_op::kSend ||
+                        (reduce_early_ && node.op_type == comm_op::kReduceScatter &&
+                         node.region == Region::kBackward) ||
+                        !overwrites(graph_, node, targets).empty();
       if (soon && latest_input[i] >= 0) {
         positions[i] = latest_input[i] | 1;
       }
@@ -261,6 +265,7 @@ class PhaseGraph {
   }
 
   const Graph& graph_;
+  const bool reduce_early_;
   std::vector<NodeId> nodes_;
   std::vector<int> index_;
   std::vector<std::vector<int>> successors_;
@@ -296,7 +301,7 @@ bool works_in_place(const Graph& graph, const StateUpdate& update, const PhaseNo
       return false;
     }
   }
-  const PhaseGraph order(graph, phase.nodes);
+  const PhaseGraph order(graph, phase.nodes, false);
   for (const NodeId id : phase.nodes) {
     const std::vector<ValueId>& inputs = graph.node(id).inputs;
     if (id != new_value.producer &&
@@ -357,14 +362,19 @@ void settle_updates(Graph& graph, std::vector<PhaseNodes>& phases) {
   graph.updates() = std::move(settled);
 }
 
-std::vector<Phase> order_phases(const Graph& graph, const std::vector<PhaseNodes>& phases) {
+std::vector<Phase> order_phases(const Graph& graph,
+                                const std::vector<PhaseNodes>& phases,
+                                bool reduce_early) {
   std::vector<Phase> result;
   for (const PhaseNodes& phase : phases) {
     if (phase.nodes.empty()) {
       continue;
     }
-    result.push_back(
-        {phase.kind, phase.virtual_stage, PhaseGraph(graph, phase.nodes).order(), {}, {}});
+    result.push_back({phase.kind,
+                      phase.virtual_stage,
+                      PhaseGraph(graph, phase.nodes, reduce_early).order(),
+                      {},
+                      {}});
   }
   return result;
 }

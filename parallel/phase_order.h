@@ -28,8 +28,11 @@ std::vector<std::pair<NodeId, NodeId>> order_without_data(const Graph& graph,
                                                           std::vector<NodeId> nodes);
 
 // Orders each phase for a low peak: updates and accumulations as soon as their gradient is
-// complete, what nobody but a later node needs right before that node; otherwise the graph's order.
-// Readers of a persistent value come before the node that overwrites it.
-std::vector<Phase> order_phases(const Graph& graph, const std::vector<PhaseNodes>& phases);
+// complete, with `reduce_early` reduce-scatters too (in an order of the backward's own), what
+// nobody but a later node needs right before that node; otherwise the graph's order. Readers of a
+// persistent value come before the node that overwrites it.
+std::vector<Phase> order_phases(const Graph& graph,
+                                const std::vector<PhaseNodes>& phases,
+                                bool reduce_early);
 
 }  // namespace trainrt
