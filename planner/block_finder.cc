@@ -133,7 +133,8 @@ std::vector<Block> cut_forward(const Graph& graph,
     const bool wanted = std::any_of(wanted_cuts.begin(), wanted_cuts.end(), [&](int cut) {
       return passed < cut && cut <= next;
     });
-    if (alive.size() == 1 || wanted) {
+    // What an imported node or the loss became cannot be told apart in a plan.
+    if ((alive.size() == 1 && next > passed) || wanted) {
       Block& before = blocks.back();
       for (const auto& [value, reader] : alive) {
         before.also_crossing.push_back(value);

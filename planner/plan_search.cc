@@ -511,6 +511,16 @@ void PlanSearch::improve() {
 void PlanSearch::decide() {
   result_.engine = engine_;
   result_.feasible = best_ < 1e300;
+  for (const auto& [degrees, rejected] : too_large_) {
+    TRAINRT_REQUIRE(result_.feasible || !nearest_.layout.first_block.empty(),
+                    kInvalidArgument,
+                    "no plan that the pins allow can be carried out; with tp ",
+                    degrees.first,
+                    ", pp ",
+                    degrees.second,
+                    " the best one ",
+                    rejected.rejected_because);
+  }
   explain_too_large();
   result_.chosen = result_.feasible ? chosen_ : nearest_;
   write_shares(&result_.chosen);

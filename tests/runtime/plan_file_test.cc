@@ -177,6 +177,20 @@ TEST_F(PlanFileTest, ContradictionsAreRefused) {
                  HasSubstr("has 4 samples"));
 }
 
+// One imported node becomes several operators; a plan's stages end with imported nodes.
+TEST_F(PlanFileTest, AStageMayEndWithAnyImportedNode) {
+  ASSERT_EQ(run_trainrt({"model", "mlp", "--layers", "2", "-o", model()}).exit_code, 0);
+  const Json stages = found({"--devices", "cpu:4", "--pp", "4", "--batch-size", "8"})["stages"];
+  EXPECT_EQ(stages.size(), 4u);
+  EXPECT_EQ(found({"--devices", "cpu:2", "--pp", "2", "--virtual-stages", "2", "--batch-size", "8"})
+                ["stages"]
+                    .size(),
+            4u);
+  const ProgramResult many = plan({"--devices", "cpu:8", "--pp", "8", "--batch-size", "8"});
+  EXPECT_EQ(many.exit_code, 2);
+  EXPECT_THAT(many.err, HasSubstr("5 blocks that pipeline stages can be cut at"));
+}
+
 class RunPlanFileTest : public PlanFileTest {
  protected:
   ProgramResult run_with(const Json& file, std::vector<std::string> flags) const {
