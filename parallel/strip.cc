@@ -36,6 +36,9 @@ void Strip::visit(
     int64_t at,
     int64_t bytes,
     const std::function<void(std::byte* data, int64_t from, int64_t bytes)>& fn) const {
+  if (bytes == 0) {
+    return;
+  }
   const int64_t end = at + bytes;
   for (size_t i =
            static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
