@@ -185,10 +185,6 @@ void assign_backward(const Graph& graph, std::vector<Block>* blocks) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // For blocks whose nodes are known: the activations that cross from each to the next.
 void find_crossing(const Graph& graph, const std::vector<bool>& trained, BlockList* list) {
   std::vector<int> block_of(static_cast<size_t>(graph.num_nodes()), -1);
