@@ -394,6 +394,11 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
     run_in(Region::kCount);
     std::map<ValueId, ValueId> done;
     result.item_count = recompute(count, done);
+    if (producer(result.item_count) == nullptr) {
+      // Labels that are made of shapes alone have been folded, and their count with them; the
+      // runtime reads what Region::kCount computes.
+      result.item_count = op("Identity", {result.item_count}, {}, "items");
+    }
     result.correct = count_correct ? correct_of(result.loss_sum) : kNoValue;
     return result;
   }

@@ -128,13 +128,7 @@ void write_annotated(const OnnxModel& model,
       write_node(found->second, annotation, *node.add_device_configurations());
     }
   }
-  erase_if(*proto.mutable_metadata_props(),
-           [&](const auto& entry) { return annotation.metadata.count(entry.key()) != 0; });
-  for (const auto& [key, value] : annotation.metadata) {
-    onnx::StringStringEntryProto& entry = *proto.add_metadata_props();
-    entry.set_key(key);
-    entry.set_value(value);
-  }
+  set_metadata(proto, annotation.metadata);
   write_model_file(proto, path);
 }
 

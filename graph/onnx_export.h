@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 
 #include "graph/graph.h"
@@ -27,9 +28,10 @@ void write_onnx(const Graph& graph, const std::string& path, const ExportOptions
 // Writes an inference form of `model` with `current` values for parameters and state: BatchNorm and
 // Dropout in inference form, dangling outputs dropped, names kept. The result passes ONNX's
 // checker. `current` returns an undefined Tensor for a name it does not know: the file's own data
-// stays.
+// stays. `metadata` joins or replaces the model's own.
 void export_trained(const OnnxModel& model,
                     const std::function<Tensor(const std::string& name)>& current,
+                    const std::map<std::string, std::string>& metadata,
                     const std::string& path);
 
 }  // namespace trainrt

@@ -311,6 +311,7 @@ void settle_data(onnx::ModelProto& model, const WeightFiles& files, const std::s
 
 void export_trained(const OnnxModel& model,
                     const std::function<Tensor(const std::string& name)>& current,
+                    const std::map<std::string, std::string>& metadata,
                     const std::string& path) {
   const OnnxModel::Impl& impl = model.impl();
   onnx::ModelProto proto = *impl.proto;
@@ -336,6 +337,7 @@ void export_trained(const OnnxModel& model,
     warn_of_random_nodes(function.node());
   }
   put_values(graph, current);
+  set_metadata(proto, metadata);
   settle_data(proto, impl.files, path);
   write_model_file(proto, path);
 }

@@ -77,6 +77,8 @@ class OnnxModel {
   int64_t ir_version() const;
   std::string producer() const;
   bool has_training_info() const;
+  // The entry of the model's metadata; "" when there is none.
+  std::string metadata(const std::string& key) const;
   // Symbols of all input dims, batch symbols first.
   std::vector<std::string> symbols() const;
   // Stable 64-bit hash (hex) of structure and types, not of weights: Plan::model_hash.

@@ -261,6 +261,15 @@ bool OnnxModel::has_training_info() const {
   return impl_->num_training_infos() > 0;
 }
 
+std::string OnnxModel::metadata(const std::string& key) const {
+  for (const onnx::StringStringEntryProto& entry : impl_->proto->metadata_props()) {
+    if (entry.key() == key) {
+      return entry.value();
+    }
+  }
+  return "";
+}
+
 int64_t OnnxModel::opset() const {
   const auto it = impl_->opsets.find("");
   return it == impl_->opsets.end() ? 0 : it->second;

@@ -379,10 +379,14 @@ void skeleton_graph(const onnx::GraphProto& graph, onnx::GraphProto* out) {
   }
 }
 
+// Operators that the opset lacks or calls deprecated (GroupNormalization of opset 18, which files
+// use all the same): the importer says which of them it takes.
 void hide_unknown_operators(onnx::GraphProto& graph, int opset) {
   for (onnx::NodeProto& node : *graph.mutable_node()) {
     const bool main_domain = node.domain().empty() || node.domain() == "ai.onnx";
-    if (main_domain && onnx::OpSchemaRegistry::Schema(node.op_type(), opset) == nullptr) {
+    const onnx::OpSchema* schema =
+        main_domain ? onnx::OpSchemaRegistry::Schema(node.op_type(), opset) : nullptr;
+    if (main_domain && (schema == nullptr || schema->deprecated())) {
       node.set_domain(kUnknownDomain);
     }
     for (onnx::AttributeProto& attribute : *node.mutable_attribute()) {

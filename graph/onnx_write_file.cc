@@ -116,6 +116,20 @@ void WeightFile::commit() {
   }
 }
 
+void set_metadata(onnx::ModelProto& model, const std::map<std::string, std::string>& entries) {
+  auto& metadata = *model.mutable_metadata_props();
+  for (int i = metadata.size(); i-- > 0;) {
+    if (entries.count(metadata[i].key()) != 0) {
+      metadata.DeleteSubrange(i, 1);
+    }
+  }
+  for (const auto& [key, value] : entries) {
+    onnx::StringStringEntryProto& entry = *metadata.Add();
+    entry.set_key(key);
+    entry.set_value(value);
+  }
+}
+
 void write_model_file(const onnx::ModelProto& model, const std::string& path) {
   const size_t bytes = model.ByteSizeLong();
   TRAINRT_REQUIRE(bytes < (size_t{1} << 31),

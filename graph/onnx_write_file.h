@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -62,6 +63,9 @@ class WeightFile {
   std::unique_ptr<PendingFile> out_;
   int64_t offset_ = 0;
 };
+
+// Entries of the model's metadata; those of the same keys are replaced.
+void set_metadata(onnx::ModelProto& model, const std::map<std::string, std::string>& entries);
 
 void write_model_file(const onnx::ModelProto& model, const std::string& path);
 

@@ -8,8 +8,9 @@
 //   ResizeGrad(dy) -> dx    the same and input_shape
 //
 // The maps follow the text of ONNX Resize-19. Upsample (7, 9) and Resize-10 have neither coordinate
-// modes nor rounding modes: they mean asymmetric coordinates and floor. For 2 D the intermediate
-// result lies in the workspace; between the first and last axis it ping-pongs there.
+// modes nor rounding modes: they mean asymmetric coordinates, and nearest is the floor when an axis
+// grows and the ceiling when it shrinks ("simple", as in opset 10's own test data). For 2 D the
+// intermediate result lies in the workspace; between the first and last axis it ping-pongs there.
 #include "ops/resize.h"
 
 #include <algorithm>
@@ -247,7 +248,7 @@ void copy_modes(UpgradeContext& u, Attributes& attributes) {
   attributes.set("mode", mode == "bilinear" || mode == "trilinear" ? std::string("linear") : mode);
   if (u.opset() < 11) {  // Upsample and Resize-10
     attributes.set("coordinate_transformation_mode", std::string("asymmetric"));
-    attributes.set("nearest_mode", std::string("floor"));
+    attributes.set("nearest_mode", std::string("simple"));
     return;
   }
   for (const char* name : {"coordinate_transformation_mode", "nearest_mode"}) {

@@ -70,11 +70,12 @@ inline double source_position(const AxisSpec& s, int64_t i, int64_t in, int64_t 
   return (x + 0.5) / s.scale - 0.5;  // half_pixel
 }
 
-inline int64_t round_position(const std::string& rounding, double x) {
-  if (rounding == "floor") {
+inline int64_t round_position(const AxisSpec& s, double x) {
+  const std::string& rounding = s.rounding;
+  if (rounding == "floor" || (rounding == "simple" && s.scale >= 1)) {
     return static_cast<int64_t>(std::floor(x));
   }
-  if (rounding == "ceil") {
+  if (rounding == "ceil" || rounding == "simple") {
     return static_cast<int64_t>(std::ceil(x));
   }
   return static_cast<int64_t>(rounding == "round_prefer_ceil" ? std::floor(x + 0.5)
@@ -84,7 +85,7 @@ inline int64_t round_position(const std::string& rounding, double x) {
 inline AxisMap nearest_map(const AxisSpec& s, int axis, int64_t in, int64_t out) {
   AxisMap map{axis, in, out, 1, {}, {}, {}};
   for (int64_t i = 0; i < out; ++i) {
-    const int64_t position = round_position(s.rounding, source_position(s, i, in, out));
+    const int64_t position = round_position(s, source_position(s, i, in, out));
     map.index.push_back(std::clamp<int64_t>(position, 0, in - 1));
     map.weight.push_back(1);
   }

@@ -336,12 +336,7 @@ int64_t parse_bytes(const std::string& text, const std::string& where) {
 
 Topology parse_cluster(const std::string& text, const std::string& where) {
   const YamlReader reader{where};
-  YAML::Node root;
-  try {
-    root = YAML::Load(text);
-  } catch (const YAML::Exception& error) {
-    TRAINRT_FAIL(kInvalidArgument, where, ": not YAML: ", error.what());
-  }
+  const YAML::Node root = parse_yaml(text, where);
   TRAINRT_REQUIRE(root.IsMap(), kInvalidArgument, where, ": wanted a map with `hosts:`");
   reader.check_map(root, "the cluster file", {"hosts", "devices"});
   TypeTable own;

@@ -2,8 +2,6 @@
 // of cluster files.
 #pragma once
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -11,6 +9,7 @@
 
 #include "graph/base/error.h"
 #include "parallel/cluster_file.h"
+#include "parallel/yaml_text.h"
 
 namespace trainrt {
 
@@ -19,9 +18,7 @@ struct YamlReader {
 
   std::string where;
 
-  std::string at(const YAML::Node& node) const {
-    return concat(where, ":", node.Mark().line + 1, ": ");
-  }
+  std::string at(const YAML::Node& node) const { return yaml_location(where, node) + ": "; }
   void check_map(const YAML::Node& node,
                  const std::string& what,
                  const std::vector<std::string>& keys) const {

@@ -2,12 +2,11 @@
 // so that `optim: {lr: 0.1, beta1: 0.95}` works without a second list of flags.
 #include "runtime/config_file.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <map>
 
 #include "graph/base/error.h"
+#include "parallel/yaml_text.h"
 
 namespace trainrt {
 
@@ -24,10 +23,6 @@ const std::map<std::string, std::map<std::string, std::string>> kGroups = {
 std::string dashed(std::string key) {
   std::replace(key.begin(), key.end(), '_', '-');
   return key;
-}
-
-std::string location(const std::string& where, const YAML::Node& node) {
-  return node.Mark().is_null() ? where : concat(where, ":", node.Mark().line + 1);
 }
 
 void set_option(const OptionDef& def,
@@ -121,10 +116,14 @@ std::vector<std::string> known_keys(const std::string& group) {
   return keys;
 }
 
+// Where each option was set in one configuration: a second place would overrule it without a word.
+using Places = std::map<std::string, std::string>;
+
 void set_key(const std::string& group,
              const std::string& raw_key,
              const YAML::Node& value,
              const std::string& where,
+             Places& places,
              Options& options) {
   std::string key = dashed(raw_key);
   if (!group.empty()) {
@@ -152,18 +151,29 @@ void set_key(const std::string& group,
                   raw_key,
                   "'",
                   did_you_mean(key, known_keys(group)));
+  const auto [first, is_new] = places.emplace(def->name, where);
+  TRAINRT_REQUIRE(is_new,
+                  kInvalidArgument,
+                  where,
+                  ": '",
+                  def->name,
+                  "' is given twice, first at ",
+                  first->second,
+                  "; keep one of them");
   set_option(*def, value, where, options);
 }
 
 void set_group(const std::string& group,
                const YAML::Node& map,
                const std::string& where,
+               Places& places,
                Options& options) {
   for (const auto& item : map) {
-    set_key(group, item.first.Scalar(), item.second, location(where, item.first), options);
+    const std::string at = yaml_location(where, item.first);
+    set_key(group, item.first.Scalar(), item.second, at, places, options);
   }
   if (group == "parallel" && map["strategy"]) {
-    set_strategy(map["strategy"].Scalar(), location(where, map["strategy"]), options);
+    set_strategy(map["strategy"].Scalar(), yaml_location(where, map["strategy"]), options);
   }
   // `enabled: false` wins over a dtype beside it, in either order.
   if (group == "precision" && map["enabled"] && map["enabled"].Scalar() == "false") {
@@ -174,23 +184,19 @@ void set_group(const std::string& group,
 }  // namespace
 
 void apply_config(const std::string& text, const std::string& where, Options& options) {
-  YAML::Node root;
-  try {
-    root = YAML::Load(text);
-  } catch (const YAML::Exception& error) {
-    TRAINRT_FAIL(kInvalidArgument, "'", where, "' is no YAML: ", error.what());
-  }
+  const YAML::Node root = parse_yaml(text, where);
   if (root.IsNull()) {
     return;
   }
   TRAINRT_REQUIRE(root.IsMap(), kInvalidArgument, "'", where, "' holds no 'key: value' lines");
+  Places places;
   for (const auto& item : root) {
     const std::string key = dashed(item.first.Scalar());
-    const std::string at = location(where, item.first);
+    const std::string at = yaml_location(where, item.first);
     if (item.second.IsMap() && kGroups.count(key) != 0) {
-      set_group(key, item.second, where, options);
+      set_group(key, item.second, where, places, options);
     } else {
-      set_key("", item.first.Scalar(), item.second, at, options);
+      set_key("", item.first.Scalar(), item.second, at, places, options);
     }
   }
 }
@@ -199,12 +205,7 @@ void apply_setting(const std::string& key,
                    const std::string& value,
                    const std::string& where,
                    Options& options) {
-  YAML::Node node;
-  try {
-    node = YAML::Load(value);
-  } catch (const YAML::Exception& error) {
-    TRAINRT_FAIL(kInvalidArgument, where, ": '", value, "' is no YAML value: ", error.what());
-  }
+  const YAML::Node node = parse_yaml(value, where);
   const size_t dot = key.find('.');
   if (dot == std::string::npos) {
     YAML::Node root;
@@ -226,7 +227,8 @@ void apply_setting(const std::string& key,
                   did_you_mean(group, names));
   YAML::Node map;
   map[key.substr(dot + 1)] = node;
-  set_group(group, map, where, options);
+  Places places;
+  set_group(group, map, where, places, options);
 }
 
 }  // namespace trainrt

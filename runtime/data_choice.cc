@@ -34,11 +34,13 @@ bool is_text(const std::string& spec) {
   return spec.rfind("tokens:", 0) == 0 || spec.rfind("text:", 0) == 0;
 }
 
-std::shared_ptr<const Dataset> open_text(const std::string& spec, const Graph& forward) {
+std::shared_ptr<const Dataset> open_text(const std::string& spec,
+                                         const Graph& forward,
+                                         const std::string& alphabet) {
   if (spec.rfind("tokens:", 0) == 0) {
     return open_token_file(spec.substr(7), sequence_length(forward, spec.substr(7)));
   }
-  return open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)));
+  return open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)), alphabet);
 }
 
 std::map<std::string, std::string> input_arrays(const Options& options) {
@@ -271,7 +273,8 @@ std::map<std::string, SampleShape> samples_of_inputs(const OnnxModel& model,
 
 std::shared_ptr<const Dataset> open_arrays(const Options& options,
                                            bool evaluate,
-                                           const std::map<std::string, int>& array_axes) {
+                                           const std::map<std::string, int>& array_axes,
+                                           const std::map<std::string, int>& input_axes) {
   const std::string& spec = options.data;
   if (spec == "synthetic" || is_text(spec)) {
     return nullptr;
@@ -293,12 +296,13 @@ std::shared_ptr<const Dataset> open_arrays(const Options& options,
       spec,
       "' is a file of unknown kind; wanted F.npz, a folder of IDX files, tokens:F.bin or "
       "text:F.txt");
-  return open_npz(spec, array_axes);
+  return open_npz(spec, array_axes, input_axes);
 }
 
 DataChoice choose_data(const Options& options,
                        const Graph& forward,
-                       std::shared_ptr<const Dataset> arrays) {
+                       std::shared_ptr<const Dataset> arrays,
+                       const std::string& alphabet) {
   LossSpec wanted;
   wanted.kind = options.loss;
   wanted.output = options.output;
@@ -310,7 +314,8 @@ DataChoice choose_data(const Options& options,
     return choose_synthetic(options, forward, wanted);
   }
   DataChoice choice;
-  choice.dataset = arrays != nullptr ? std::move(arrays) : open_text(options.data, forward);
+  choice.dataset =
+      arrays != nullptr ? std::move(arrays) : open_text(options.data, forward, alphabet);
   choice.label_array = find_labels(options, forward, *choice.dataset);
   if (!choice.label_array) {
     choice.loss = resolve_loss(forward, wanted, nullptr);

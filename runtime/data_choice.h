@@ -24,16 +24,18 @@ struct DataChoice {
 
 // The data that can be opened before the model has sizes, an npz file or an IDX folder; nothing for
 // text, which is cut by the model's length, and synthetic data. `evaluate` chooses the test files
-// of an IDX folder; `array_axes`: the batch axis of data arrays.
+// of an IDX folder; `array_axes`, `input_axes`: the batch axis of data arrays and of inputs.
 std::shared_ptr<const Dataset> open_arrays(const Options& options,
                                            bool evaluate,
-                                           const std::map<std::string, int>& array_axes);
+                                           const std::map<std::string, int>& array_axes,
+                                           const std::map<std::string, int>& input_axes);
 
 // Opens the data, unless they are open, and resolves the loss. `forward` is bound to any number of
-// samples > 0.
+// samples > 0; `alphabet`: the model's (TextAlphabet), empty when it has none.
 DataChoice choose_data(const Options& options,
                        const Graph& forward,
-                       std::shared_ptr<const Dataset> arrays);
+                       std::shared_ptr<const Dataset> arrays,
+                       const std::string& alphabet);
 
 // What the arrays hold for each input, as far as it is sure before the model has sizes: arrays
 // named by --input or like the input, or the only one left for the only input left.

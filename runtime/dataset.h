@@ -34,6 +34,8 @@ class Dataset {
   virtual const std::vector<DataArray>& arrays() const = 0;
   // Writes sample `index` of arrays()[array] to `out`, dense.
   virtual void read(int array, int64_t index, std::byte* out) const = 0;
+  // The characters that tokens number, in order, as UTF-8; empty where tokens are no characters.
+  virtual std::string alphabet() const { return ""; }
 
   std::optional<int> find_array(const std::string& name) const;
 };
@@ -47,9 +49,12 @@ std::unique_ptr<Dataset> make_memory_dataset(std::string description,
 // Each throws kIo when a file cannot be read and kInvalidArgument when its contents are wrong,
 // naming the file.
 
-// `batch_axes`: array name -> axis, 0 for arrays not named.
+// `batch_axes`: array name -> axis, 0 for arrays not named. `input_axes`: the axis of the model's
+// input of that name; an array follows it where that axis, and not axis 0, has as many entries as
+// the other arrays have samples.
 std::unique_ptr<Dataset> open_npz(const std::string& path,
-                                  const std::map<std::string, int>& batch_axes);
+                                  const std::map<std::string, int>& batch_axes,
+                                  const std::map<std::string, int>& input_axes = {});
 
 // A folder with `<prefix>-images-idx*-ubyte` and `<prefix>-labels-idx*-ubyte`, plain or .gz;
 // `prefix` is "train" or "t10k".
@@ -58,7 +63,10 @@ std::unique_ptr<Dataset> open_idx_folder(const std::string& folder, const std::s
 // Consecutive windows of `sequence` tokens as array "tokens"; "labels" are the tokens that follow.
 // nanoGPT (bare uint16) or llm.c (1 KiB header) files.
 std::unique_ptr<Dataset> open_token_file(const std::string& path, int64_t sequence);
-// The same over the characters (Unicode code points) of a text, numbered in ascending order.
-std::unique_ptr<Dataset> open_text_file(const std::string& path, int64_t sequence);
+// The same over the characters (Unicode code points) of a text, numbered as in `alphabet` (UTF-8)
+// or, when that is empty, in ascending order. Throws kInvalidArgument for other characters.
+std::unique_ptr<Dataset> open_text_file(const std::string& path,
+                                        int64_t sequence,
+                                        const std::string& alphabet);
 
 }  // namespace trainrt

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
 
 #include "graph/base/error.h"
 #include "graph/base/log.h"
@@ -262,15 +263,41 @@ Tensor parse_npy(const std::vector<std::byte>& bytes, const std::string& what) {
   return fortran && shape.size() > 1 ? from_fortran_order(tensor) : tensor;
 }
 
+std::vector<int> sample_axes(const std::vector<DataArray>& arrays,
+                             const std::vector<Tensor>& tensors,
+                             const std::map<std::string, int>& batch_axes,
+                             const std::map<std::string, int>& input_axes) {
+  std::vector<int> axes;
+  std::optional<int64_t> num_samples;  // of an array whose axis is beyond doubt
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const auto named = batch_axes.find(arrays[i].name);
+    axes.push_back(named == batch_axes.end() ? 0 : named->second);
+    const size_t axis = static_cast<size_t>(axes.back());
+    if (input_axes.count(arrays[i].name) == 0 && axis < tensors[i].shape().size()) {
+      num_samples = tensors[i].shape()[axis];
+    }
+  }
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const auto of_input = input_axes.find(arrays[i].name);
+    const Shape& shape = tensors[i].shape();
+    if (num_samples && of_input != input_axes.end() && of_input->second > 0 &&
+        of_input->second < static_cast<int>(shape.size()) && shape[0] != num_samples &&
+        shape[static_cast<size_t>(of_input->second)] == num_samples) {
+      axes[i] = of_input->second;
+    }
+  }
+  return axes;
+}
+
 }  // namespace
 
 std::unique_ptr<Dataset> open_npz(const std::string& path,
-                                  const std::map<std::string, int>& batch_axes) {
+                                  const std::map<std::string, int>& batch_axes,
+                                  const std::map<std::string, int>& input_axes) {
   const std::vector<std::byte> bytes = read_file(path);
   const ByteReader reader(bytes, path);
   std::vector<DataArray> arrays;
   std::vector<Tensor> tensors;
-  std::vector<int> axes;
   std::vector<std::string> left_out;
   for (const ZipEntry& entry : read_directory(reader, path)) {
     if (!entry.name.ends_with(".npy")) {
@@ -288,14 +315,13 @@ std::unique_ptr<Dataset> open_npz(const std::string& path,
       left_out.push_back(error.message());  // texts, say, that nothing reads
       continue;
     }
-    const auto axis = batch_axes.find(array.name);
-    axes.push_back(axis == batch_axes.end() ? 0 : axis->second);
     arrays.push_back(std::move(array));
   }
   TRAINRT_REQUIRE(!arrays.empty() || left_out.empty(), kInvalidArgument, left_out.front());
   for (const std::string& reason : left_out) {
     log_warning(reason, "; it is left out");
   }
+  std::vector<int> axes = sample_axes(arrays, tensors, batch_axes, input_axes);
   return make_memory_dataset(path, std::move(arrays), std::move(tensors), std::move(axes));
 }
 

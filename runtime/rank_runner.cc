@@ -14,6 +14,7 @@
 #include "runtime/bad_values.h"
 #include "runtime/plan_choice.h"
 #include "runtime/signals.h"
+#include "runtime/text_alphabet.h"
 
 namespace trainrt {
 
@@ -364,6 +365,10 @@ void RankRunner::export_model() {
   // The file also has constants, which no rank holds: they stay as they are.
   const std::vector<std::string> names = gathered ? gathered->names() : store_.names();
   const std::set<std::string> held(names.begin(), names.end());
+  std::map<std::string, std::string> metadata;
+  if (const std::string alphabet = run_.job.dataset->alphabet(); !alphabet.empty()) {
+    metadata[kAlphabetKey] = alphabet;
+  }
   export_trained(
       *run_.job.model,
       [&](const std::string& name) {
@@ -375,6 +380,7 @@ void RankRunner::export_model() {
         const Tensor value = held.count(name) != 0 ? whole(name) : run_.checkpoint->read(name);
         return type == run_.job.model_types.end() ? value : value.cast(type->second.dtype);
       },
+      metadata,
       run_.options.export_file);
   std::error_code ignored;
   std::filesystem::remove_all(parts, ignored);

@@ -23,6 +23,9 @@ std::map<std::string, std::string> training_settings(const Options& options,
   settings["precision"] = job.precision;
   settings["weight-decay"] = concat(job.spec.optimizer.weight_decay);
   settings["number of samples"] = concat(job.dataset->num_samples());
+  if (const std::string alphabet = job.dataset->alphabet(); !alphabet.empty()) {
+    settings["alphabet"] = alphabet;
+  }
   if (job.from_training_info) {
     settings["optimizer"] = "training_info";
   }
@@ -57,6 +60,13 @@ void compare_settings(const std::map<std::string, std::string>& before,
                     shown(value),
                     "; continue with the same, or start anew from its --export in another "
                     "--checkpoint-dir");
+    TRAINRT_REQUIRE(name != "alphabet",
+                    kInvalidArgument,
+                    "checkpoint '",
+                    path,
+                    "' numbers the characters of its text otherwise than those of this --data; "
+                    "continue with the same text, or train its --export on the other one: an "
+                    "exported model keeps its alphabet");
     if (tell) {
       log_info("resuming with another ",
                find_option(name) != nullptr ? "--" : "",

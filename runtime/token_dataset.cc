@@ -1,11 +1,11 @@
 // Text as one long row of tokens, cut into consecutive windows: sample i reads tokens
 // [i*S, i*S + S) and its labels are the tokens one further on, so every token is predicted once.
-#include <algorithm>
 #include <cstring>
 
 #include "graph/base/error.h"
 #include "runtime/dataset.h"
 #include "runtime/file_bytes.h"
+#include "runtime/text_alphabet.h"
 
 namespace trainrt {
 
@@ -14,13 +14,18 @@ namespace {
 // Tokens as they lie in memory, 1, 2 or 4 bytes each.
 class TokenDataset : public Dataset {
  public:
-  TokenDataset(
-      std::string path, std::vector<std::byte> bytes, size_t offset, int width, int64_t sequence)
+  TokenDataset(std::string path,
+               std::vector<std::byte> bytes,
+               size_t offset,
+               int width,
+               int64_t sequence,
+               std::string alphabet = "")
       : path_(std::move(path)),
         bytes_(std::move(bytes)),
         offset_(offset),
         width_(width),
-        sequence_(sequence) {
+        sequence_(sequence),
+        alphabet_(std::move(alphabet)) {
     TRAINRT_REQUIRE(sequence > 0,
                     kInvalidArgument,
                     "the model has no sequence dim to cut '",
@@ -46,6 +51,7 @@ class TokenDataset : public Dataset {
   std::string description() const override { return path_; }
   int64_t num_samples() const override { return num_samples_; }
   const std::vector<DataArray>& arrays() const override { return arrays_; }
+  std::string alphabet() const override { return alphabet_; }
 
   void read(int array, int64_t index, std::byte* out) const override {
     const std::byte* from =
@@ -64,34 +70,10 @@ class TokenDataset : public Dataset {
   size_t offset_;
   int width_;
   int64_t sequence_;
+  std::string alphabet_;
   int64_t num_samples_ = 0;
   std::vector<DataArray> arrays_;
 };
-
-// UTF-8; a byte that is not part of a valid sequence stands for itself.
-std::vector<uint32_t> code_points(const std::vector<std::byte>& bytes) {
-  std::vector<uint32_t> points;
-  points.reserve(bytes.size());
-  for (size_t i = 0; i < bytes.size();) {
-    const uint32_t lead = static_cast<uint32_t>(bytes[i]);
-    const size_t length = lead < 0x80   ? 1
-                          : lead < 0xC2 ? 0
-                          : lead < 0xE0 ? 2
-                          : lead < 0xF0 ? 3
-                          : lead < 0xF5 ? 4
-                                        : 0;
-    uint32_t point = length <= 1 ? lead : lead & (0xFFu >> (length + 1));
-    bool valid = length > 0 && i + length <= bytes.size();
-    for (size_t k = 1; valid && k < length; ++k) {
-      const uint32_t next = static_cast<uint32_t>(bytes[i + k]);
-      valid = (next & 0xC0u) == 0x80u;
-      point = point << 6 | (next & 0x3Fu);
-    }
-    points.push_back(valid ? point : lead);
-    i += valid ? length : 1;
-  }
-  return points;
-}
 
 // Every second 16-bit number of 32-bit tokens below 65,536 is 0, and three of four of 64-bit ones.
 void refuse_wide_tokens(const std::string& path, const std::vector<std::byte>& bytes) {
@@ -142,18 +124,34 @@ std::unique_ptr<Dataset> open_token_file(const std::string& path, int64_t sequen
   return std::make_unique<TokenDataset>(path, std::move(bytes), 1024, width, sequence);
 }
 
-std::unique_ptr<Dataset> open_text_file(const std::string& path, int64_t sequence) {
-  const std::vector<uint32_t> points = code_points(read_file(path));
-  std::vector<uint32_t> vocabulary = points;
-  std::sort(vocabulary.begin(), vocabulary.end());
-  vocabulary.erase(std::unique(vocabulary.begin(), vocabulary.end()), vocabulary.end());
-  std::vector<std::byte> tokens(points.size() * 4);
-  for (size_t i = 0; i < points.size(); ++i) {
-    const uint32_t token = static_cast<uint32_t>(
-        std::lower_bound(vocabulary.begin(), vocabulary.end(), points[i]) - vocabulary.begin());
-    std::memcpy(tokens.data() + i * 4, &token, 4);
+std::unique_ptr<Dataset> open_text_file(const std::string& path,
+                                        int64_t sequence,
+                                        const std::string& alphabet) {
+  const std::vector<std::byte> bytes = read_file(path);
+  const std::vector<uint32_t> text =
+      code_points({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const TextAlphabet numbers =
+      alphabet.empty() ? TextAlphabet::of_text(text) : TextAlphabet::parse(alphabet);
+  std::vector<std::byte> tokens(text.size() * 4);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::optional<uint32_t> token = numbers.number_of(text[i]);
+    TRAINRT_REQUIRE(token.has_value(),
+                    kInvalidArgument,
+                    "'",
+                    path,
+                    "' has '",
+                    to_utf8(text[i]),
+                    "' (code point ",
+                    text[i],
+                    ") as character ",
+                    i,
+                    ", which is none of the ",
+                    numbers.size(),
+                    " characters that the model was trained on; leave it out of the text, or train "
+                    "a new model on a text that has it");
+    std::memcpy(tokens.data() + i * 4, &*token, 4);
   }
-  return std::make_unique<TokenDataset>(path, std::move(tokens), 0, 4, sequence);
+  return std::make_unique<TokenDataset>(path, std::move(tokens), 0, 4, sequence, numbers.utf8());
 }
 
 }  // namespace trainrt

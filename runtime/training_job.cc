@@ -10,6 +10,7 @@
 #include "runtime/load_cuda.h"
 #include "runtime/option_checks.h"
 #include "runtime/sample_order.h"
+#include "runtime/text_alphabet.h"
 
 namespace trainrt {
 
@@ -279,7 +280,8 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
     refuse_beside_training_info(options);
   }
   check_bound_dims(*job.model, job.bind);
-  std::shared_ptr<const Dataset> arrays = open_arrays(options, evaluate, array_axes);
+  std::shared_ptr<const Dataset> arrays =
+      open_arrays(options, evaluate, array_axes, job.bind.batch_axes);
   if (arrays != nullptr) {
     job.bind.dims.merge(
         dims_of_samples(*job.model, job.bind, samples_of_inputs(*job.model, options, *arrays)));
@@ -291,7 +293,15 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   record_model_types(plain, job);
   job.num_forward_nodes = plain.num_nodes();
   Graph forward = apply_precision(plain, graph_precision(job.precision));
-  DataChoice choice = choose_data(options, forward, std::move(arrays));
+  const std::string alphabet = job.model->metadata(kAlphabetKey);
+  DataChoice choice = choose_data(options, forward, std::move(arrays), alphabet);
+  if (evaluate && alphabet.empty() && !choice.dataset->alphabet().empty()) {
+    log_warning("the model has no alphabet ('",
+                kAlphabetKey,
+                "', which --export writes): the characters of ",
+                choice.dataset->description(),
+                " are numbered in ascending order, as training on this very text would");
+  }
   check_array_axes(array_axes, *job.model, *choice.dataset);
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;

@@ -126,6 +126,32 @@ TEST(OnnxBindTest, FloatShapeArithmeticWithAnInitializerVanishes) {
   EXPECT_EQ(roles(model)["factor"], "constant");
 }
 
+TEST(OnnxBindTest, NearestOfResize10RoundsAsItsTestDataDo) {
+  // Up on the first axis that changes, down on the second: ONNX's vectors of opset 10 have [1, 3]
+  // for [1, 2, 3, 4] scaled by 0.6.
+  const OnnxModel model = OnnxModel::parse_text(R"(
+<ir_version: 5, opset_import: ["" : 10]>
+net (float[1, 1, 1, 4] x) => (float[1, 1, 2, 2] y)
+<float[4] scales = {1.0, 1.0, 2.0, 0.6}>
+{ y = Resize<mode = "nearest">(x, scales) })");
+  const Graph graph = model.bind({});
+  const Tensor x = Tensor::from<float>({1, 2, 3, 4}, {1, 1, 1, 4});
+  EXPECT_THAT(evaluate(graph, {{"x", x}}, graph.outputs())[0].to_double(), ElementsAre(1, 3, 1, 3));
+}
+
+TEST(OnnxBindTest, GroupNormalizationOfOpset18ScalesPerGroup) {
+  // Deprecated as soon as it was replaced, but in files. Groups of two channels of two numbers.
+  const OnnxModel model = OnnxModel::parse_text(R"(
+<ir_version: 8, opset_import: ["" : 18]>
+net (float[1, 4, 2] x) => (float[1, 4, 2] y)
+<float[2] scale = {1, 10}, float[2] bias = {0, 5}>
+{ y = GroupNormalization<num_groups = 2, epsilon = 0.0>(x, scale, bias) })");
+  const Graph graph = model.bind({});
+  const Tensor x = Tensor::from<float>({1, 3, 1, 3, 4, 2, 2, 4}, {1, 4, 2});
+  EXPECT_THAT(evaluate(graph, {{"x", x}}, graph.outputs())[0].to_double(),
+              ElementsAre(-1, 1, -1, 1, 15, -5, -5, 15));
+}
+
 TEST(OnnxBindTest, EveryOutputIsFoundByItsOwnName) {
   const OnnxModel model = model_of(
       "(float[N, 4] x) => (float[N, 4] y, float[N, 4] same, float[N, 4] again, float[4] w)",

@@ -178,9 +178,11 @@ TEST_F(ExportTest, TrainedModelIsInInferenceForm) {
         const auto it = trained.find(name);
         return it == trained.end() ? Tensor() : it->second;
       },
+      {{"key", "value"}},
       path("trained.onnx"));
   expect_valid(path("trained.onnx"));
   const onnx::ModelProto proto = parse(path("trained.onnx"));
+  EXPECT_EQ(OnnxModel::load(path("trained.onnx")).metadata("key"), "value");
   ASSERT_EQ(proto.graph().output_size(), 1);
   EXPECT_EQ(proto.graph().output(0).name(), "y");
   ASSERT_EQ(proto.graph().node_size(), 2);
@@ -225,7 +227,7 @@ net (float[batch, 2] x) => (float[batch, 2] y)
       {"layers.0.bias", Tensor::from<float>({10, 20}, {2})},
       {"layers.1.bias", Tensor::from<float>({100, 200}, {2})}};
   export_trained(
-      model, [&](const std::string& name) { return trained.at(name); }, path("t.onnx"));
+      model, [&](const std::string& name) { return trained.at(name); }, {}, path("t.onnx"));
   expect_valid(path("t.onnx"));
   const Graph graph = OnnxModel::load(path("t.onnx")).bind({});
   const Tensor y =
@@ -239,7 +241,7 @@ TEST_F(ExportTest, TrainingInfoAndExternalDataDoNotSurvive) {
   options.external_weights = true;
   write_onnx(graph, path("in.onnx"), options);
   const OnnxModel model = OnnxModel::load(path("in.onnx"));
-  export_trained(model, nothing, path("out.onnx"));
+  export_trained(model, nothing, {}, path("out.onnx"));
   fs::remove(path("in.onnx.weights"));
   expect_valid(path("out.onnx"));
   const Graph bound = OnnxModel::load(path("out.onnx")).bind({});

@@ -50,7 +50,7 @@ OnnxModel exported(const OnnxModel& model) {
       fs::path(::testing::TempDir()) /
       concat("masks_", ::testing::UnitTest::GetInstance()->current_test_info()->name(), ::getpid());
   export_trained(
-      model, [](const std::string&) { return Tensor(); }, path.string());
+      model, [](const std::string&) { return Tensor(); }, {}, path.string());
   OnnxModel result = OnnxModel::load(path.string());
   fs::remove(path);
   return result;

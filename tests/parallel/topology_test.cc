@@ -64,6 +64,9 @@ TEST(ClusterFileTest, RefusesWhatItDoesNotKnow) {
                 .find("needs flops"),
             std::string::npos);
   EXPECT_NE(message_of("hosts: [").find("not YAML"), std::string::npos);
+  EXPECT_NE(message_of("hosts:\n  - devices: [{type: t4}]\n    devices: [{type: a100}]\n")
+                .find("c.yaml:3: 'devices' is given twice"),
+            std::string::npos);
   EXPECT_NE(message_of("hosts: [{devices: [{type: t4, memory: 16GB}]}]").find("GiB"),
             std::string::npos);
 }

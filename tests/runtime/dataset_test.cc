@@ -8,12 +8,14 @@
 
 #include "graph/base/error.h"
 #include "runtime/synthetic_dataset.h"
+#include "runtime/text_alphabet.h"
 #include "tests/support/idx_file.h"
 #include "tests/support/run_program.h"
 
 namespace trainrt {
 namespace {
 
+using ::testing::AllOf;
 using testing::big_endian;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -138,9 +140,33 @@ TEST(TextDatasetTest, CharactersAreNumberedInAscendingOrder) {
   write_text(folder.file("t.txt"),
              "b\xC3\xA4"
              "ab\n");  // b ä a b newline
-  const auto data = open_text_file(folder.file("t.txt"), 4);
+  const auto data = open_text_file(folder.file("t.txt"), 4, "");
   EXPECT_THAT(read<int64_t>(*data, "tokens", 0), ElementsAre(2, 3, 1, 2));
   EXPECT_THAT(read<int64_t>(*data, "labels", 0), ElementsAre(3, 1, 2, 0));
+  EXPECT_EQ(data->alphabet(), "\nab\xC3\xA4");
+}
+
+TEST(TextDatasetTest, AGivenAlphabetNumbersTheCharacters) {
+  const TemporaryFolder folder;
+  write_text(folder.file("t.txt"), "cabca");
+  EXPECT_THAT(read<int64_t>(*open_text_file(folder.file("t.txt"), 4, "xcab"), "tokens", 0),
+              ElementsAre(1, 2, 3, 1));
+  EXPECT_THAT(message_of([&] { open_text_file(folder.file("t.txt"), 4, "xab"); }),
+              AllOf(HasSubstr("has 'c' (code point 99) as character 0"),
+                    HasSubstr("none of the 3 characters")));
+  EXPECT_THAT(message_of([&] { open_text_file(folder.file("t.txt"), 4, "abca"); }),
+              HasSubstr("holds 'a' twice"));
+}
+
+TEST(TextAlphabetTest, Utf8RoundTripsAndBadBytesStandForThemselves) {
+  const std::string text = "a\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80";  // a ä € an emoji
+  EXPECT_THAT(code_points(text), ElementsAre('a', 0xE4, 0x20AC, 0x1F600));
+  EXPECT_EQ(TextAlphabet::parse(text).utf8(), text);
+  // A lone tail, a surrogate, a number beyond Unicode, a sequence cut by the end.
+  EXPECT_THAT(code_points("\x80"), ElementsAre(0x80));
+  EXPECT_THAT(code_points("\xED\xA0\x80"), ElementsAre(0xED, 0xA0, 0x80));
+  EXPECT_THAT(code_points("\xF4\x90\x80\x80"), ElementsAre(0xF4, 0x90, 0x80, 0x80));
+  EXPECT_THAT(code_points("\xE2\x82"), ElementsAre(0xE2, 0x82));
 }
 
 TEST(SyntheticDatasetTest, SamplesDependOnSeedAndNumberOnly) {

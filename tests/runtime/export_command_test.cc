@@ -41,5 +41,47 @@ TEST(ExportCommandTest, TheExportedModelIsTheTrainedOne) {
   }
 }
 
+// An evaluated text lacks some of the characters that the model was trained on.
+TEST(ExportCommandTest, AnExportedModelKeepsItsAlphabet) {
+  testing::TemporaryFolder folder;
+  const std::string model = folder.file("gpt.onnx"), trained = folder.file("trained.onnx");
+  const std::string text = folder.file("t.txt"), other = folder.file("other.txt");
+  const std::string tokens = folder.file("other.bin");
+  write_model("gpt2 --layers 1 --hidden 16 --heads 2 --vocab 8 --seq 4", model);
+  std::string written, bytes;
+  for (int i = 0; i < 40; ++i) {
+    written += "abcd";
+    bytes += std::string(i % 2 == 0 ? "\x01\x00" : "\x03\x00", 2);
+  }
+  testing::write_text(text, written);
+  testing::write_text(tokens, bytes);
+  std::string bd;
+  for (int i = 0; i < 40; ++i) {
+    bd += i % 2 == 0 ? 'b' : 'd';
+  }
+  testing::write_text(other, bd);
+  const auto run = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"run", model, "--checkpoint-dir", folder.file("ck")});
+    return run_trainrt(more);
+  };
+  const ProgramResult first =
+      run({"--data", "text:" + text, "--epochs", "2", "--batch-size", "8", "--export", trained});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const auto eval = [&](const std::string& data) {
+    return run_trainrt({"eval", trained, "--data", data});
+  };
+  const ProgramResult of_text = eval("text:" + other);
+  EXPECT_EQ(of_text.exit_code, 0) << of_text.err;
+  EXPECT_EQ(of_text.out, eval("tokens:" + tokens).out);
+
+  testing::write_text(other, bd + "e");
+  const ProgramResult unknown = eval("text:" + other);
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, ::testing::HasSubstr("has 'e' (code point 101) as character 40"));
+  const ProgramResult resumed = run({"--data", "text:" + other, "--epochs", "3", "--resume"});
+  EXPECT_EQ(resumed.exit_code, 2);
+  EXPECT_THAT(resumed.err, ::testing::HasSubstr("numbers the characters"));
+}
+
 }  // namespace
 }  // namespace trainrt

@@ -48,6 +48,18 @@ TEST(NpzDatasetTest, AnotherAxisCanEnumerateSamples) {
   EXPECT_THAT(read_floats(*data, 2), ElementsAre(2, 5, 8, 11));
 }
 
+TEST(NpzDatasetTest, AnArrayFollowsItsInputsAxisWhereOnlyThatFits) {
+  const testing::TemporaryFolder folder;
+  numpy("np.savez('" + folder.file("d.npz") +
+        "', x=np.arange(12, dtype='f4').reshape(4, 3), y=np.zeros(3))");
+  const auto time_first = open_npz(folder.file("d.npz"), {}, {{"x", 1}});
+  EXPECT_THAT(read_floats(*time_first, 2), ElementsAre(2, 5, 8, 11));
+  numpy("np.savez('" + folder.file("d.npz") +
+        "', x=np.arange(12, dtype='f4').reshape(3, 4), y=np.zeros(3))");
+  const auto samples_first = open_npz(folder.file("d.npz"), {}, {{"x", 1}});
+  EXPECT_THAT(read_floats(*samples_first, 2), ElementsAre(8, 9, 10, 11));
+}
+
 TEST(NpzDatasetTest, DamageIsAnErrorThatNamesTheFile) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("d.npz");

@@ -106,6 +106,19 @@ TEST(OptionsTest, DisabledPrecisionIsFullPrecision) {
   EXPECT_EQ(options.precision, "fp32");
 }
 
+TEST(OptionsTest, AKeyThatIsGivenTwiceIsRefused) {
+  for (const char* text : {"lr: 1\nseed: 2\nlr: 2\n",
+                           "lr: 1\nseed: 2\noptim: {lr: 2}\n",
+                           "batch_size: 1\nseed: 2\nbatch-size: 2\n",
+                           "optim:\n  lr: 1\n  lr: 2\n"}) {
+    Options options;
+    EXPECT_THAT(
+        message_of([&] { apply_config(text, "c.yaml", options); }, ErrorCode::kInvalidArgument),
+        AllOf(HasSubstr("c.yaml:3: '"), HasSubstr("is given twice, first at c.yaml:")))
+        << text;
+  }
+}
+
 TEST(OptionsTest, UnknownNamesAreErrorsWithNearNames) {
   EXPECT_THAT(message_of(
                   [] {

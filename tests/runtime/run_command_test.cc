@@ -1,6 +1,7 @@
 // The program as a user starts it: what it prints, writes and returns.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -242,6 +243,34 @@ TEST_F(RunCommandTest, DropoutDrawsTheSameInEverySplit) {
     for (size_t i = 0; i < whole.size(); ++i) {
       EXPECT_NEAR(parts[i], whole[i], 1e-6 * whole[i]) << split[0] << " " << split[1];
     }
+  }
+}
+
+TEST_F(RunCommandTest, LabelsThatTheModelMakesOfShapesCount) {
+  // The loss of zero weights over three classes is ln 3, in every split.
+  write_text(model_,
+             "<ir_version: 8, opset_import: [\"\" : 17]>\n"
+             "g (float[N, 4] x) => (float loss)\n"
+             "<float[4, 3] w = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>\n"
+             "{\n"
+             "  h = MatMul(x, w)\n  n = Shape<start = 0, end = 1>(x)\n"
+             "  labels = ConstantOfShape<value = int64[1] {1}>(n)\n"
+             "  loss = SoftmaxCrossEntropyLoss(h, labels)\n"
+             "}\n");
+  for (const std::string micro_batch : {"8", "3"}) {
+    const std::string file = folder_.file("m.jsonl");
+    const ProgramResult result = run_trainrt({"run",
+                                              model_,
+                                              "--batch-size",
+                                              "8",
+                                              "--micro-batch-size",
+                                              micro_batch,
+                                              "--steps",
+                                              "2",
+                                              "--metrics",
+                                              file});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NEAR(metrics(file).at(0)["loss"].get<double>(), std::log(3.0), 1e-6);
   }
 }
 
