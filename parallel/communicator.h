@@ -30,9 +30,7 @@ struct Message {
   int peer = 0;
   int tag = 0;
   bool sends = false;
-  int64_t bytes = 0;    // at most
-  int stage = -1;       // virtual stage whose forward or backward this rank sends or needs it in
-  int most_on_way = 1;  // of this tag, for all that this rank knows
+  int64_t bytes = 0;  // at most
 };
 
 // A tensor that a collective works on in place.

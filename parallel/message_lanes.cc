@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "graph/base/error.h"
 
@@ -43,6 +44,68 @@ std::map<int, int> share_lanes(const std::vector<int>& sent, const std::vector<i
     lane_of[tag] = static_cast<int>(at - lanes.begin());
   }
   return lane_of;
+}
+
+// The ranks go through their messages as far as they can; who then waits for a free copy gets one
+// more, until all are through.
+std::vector<CopiesOfMessages> copies_on_way(const std::vector<std::vector<Message>>& of_ranks,
+                                            int at_least) {
+  std::vector<CopiesOfMessages> copies(of_ranks.size());
+  std::vector<size_t> next(of_ranks.size(), 0);
+  std::map<std::tuple<int, int, int>, int> on_way;  // by sender, receiver, tag
+  // Whether the next message of `rank` has taken place.
+  const auto advance = [&](size_t rank) {
+    const Message& m = of_ranks[rank][next[rank]];
+    const int self = static_cast<int>(rank);
+    if (m.peer != self && m.sends) {
+      int& waiting = on_way[{self, m.peer, m.tag}];
+      if (waiting == copies[rank].try_emplace({m.peer, m.tag}, at_least).first->second) {
+        return false;
+      }
+      ++waiting;
+    } else if (m.peer != self) {
+      int& waiting = on_way[{m.peer, self, m.tag}];
+      if (waiting == 0) {
+        return false;
+      }
+      --waiting;
+    }
+    ++next[rank];
+    return true;
+  };
+  const auto advance_all = [&] {
+    bool moved = false;
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      while (next[rank] < of_ranks[rank].size() && advance(rank)) {
+        moved = true;
+      }
+    }
+    return moved;
+  };
+  const auto add_copies = [&] {
+    bool added = false;
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      if (next[rank] < of_ranks[rank].size() && of_ranks[rank][next[rank]].sends) {
+        const Message& m = of_ranks[rank][next[rank]];
+        ++copies[rank].at({m.peer, m.tag});
+        added = true;
+      }
+    }
+    return added;
+  };
+  while (advance_all() || add_copies()) {
+  }
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    TRAINRT_CHECK(next[rank] == of_ranks[rank].size(),
+                  "rank ",
+                  rank,
+                  " waits for message ",
+                  of_ranks[rank][next[rank]].tag,
+                  " of rank ",
+                  of_ranks[rank][next[rank]].peer,
+                  ", which never sends it, or waits for this one");
+  }
+  return copies;
 }
 
 }  // namespace trainrt

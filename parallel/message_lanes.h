@@ -1,9 +1,12 @@
-// Which messages between two ranks may share a channel that delivers in order (as NCCL does, where
-// a send that is not received yet keeps all that follow it waiting).
+// How messages between ranks go where a channel delivers in order and a send that is not received
+// yet keeps all that follow it waiting (as NCCL's do).
 #pragma once
 
 #include <map>
+#include <utility>
 #include <vector>
+
+#include "parallel/communicator.h"
 
 namespace trainrt {
 
@@ -12,5 +15,14 @@ namespace trainrt {
 // lane come in the same order on both sides. Throws kInternal when a tag is sent and received a
 // different number of times.
 std::map<int, int> share_lanes(const std::vector<int>& sent, const std::vector<int>& received);
+
+// A sender copies a tensor before it is sent, and goes on; it waits when all its copies of the tag
+// are on their way. Returns how many copies of each (peer, tag) each rank must have, `at_least` or
+// more, so that no rank waits for one that waits for it, when all send and receive in the order of
+// `of_ranks`, by rank; messages of a rank to itself are left out. Throws kInternal when ranks wait
+// for each other however many there are.
+using CopiesOfMessages = std::map<std::pair<int, int>, int>;
+std::vector<CopiesOfMessages> copies_on_way(const std::vector<std::vector<Message>>& of_ranks,
+                                            int at_least);
 
 }  // namespace trainrt

@@ -2,15 +2,13 @@
 // send that its peer has not received keeps its stream waiting, so messages that come in different
 // orders on the two sides, or go in different directions, need streams of their own.
 //
-// A tensor that is sent to the next or the previous stage stays where it is until it is received:
-// computation that would overwrite it waits. The receiver always comes to it where all messages
-// between two ranks share one channel, and each rank is one stage; in a ring of virtual stages, or
-// where messages overtake each other, all would wait for all. There they are copied before they are
-// sent, into as many buffers as can be on their way, so that nothing waits but their receiver.
+// A tensor is copied before it is sent, so that computation may overwrite it at once: were it sent
+// from where it lies, two stages that exchange tensors would each wait to overwrite one until the
+// other has come to receive it, and neither would. As many copies can be on their way as it takes
+// for the ranks, in the order of their messages, never to wait for each other for want of one.
 #include "parallel/nccl_communicator.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <deque>
 #include <map>
 #include <numeric>
@@ -30,6 +28,8 @@ namespace {
 
 // Thread blocks of a message: one that waits for its peer holds them.
 constexpr int kMessageBlocks = 4;
+// Of each tensor that is sent: one is made while the one before it is on its way.
+constexpr int kCopies = 2;
 
 ncclDataType_t data_type(DType dtype) {
   switch (dtype) {
@@ -63,17 +63,11 @@ ncclRedOp_t operation(ReductionKind kind) {
   return kind == ReductionKind::kMax ? ncclMax : kind == ReductionKind::kMin ? ncclMin : ncclSum;
 }
 
-// How the messages of a tag go.
-struct Way {
-  int lane = 0;
-  int copies = 0;  // 0: sent from where the tensor is
-  int64_t bytes = 0;
-};
-
 // The channels from one rank to another, among those of the sender.
 struct PlannedChannels {
   int from = 0, to = 0;
-  std::map<int, Way> ways;  // of tags
+  std::map<int, int> lanes;      // of tags
+  std::map<int, int64_t> bytes;  // of tags: the largest message
   int first = 0, count = 0;
 };
 
@@ -81,30 +75,20 @@ PlannedChannels plan_channels(const std::vector<std::vector<Message>>& of_ranks,
   PlannedChannels planned;
   planned.from = from;
   planned.to = to;
-  const auto tags = [&](int rank, int peer, bool sends, std::map<int, Message>& by_tag) {
+  const auto tags = [&](int rank, int peer, bool sends) {
     std::vector<int> found;
     for (const Message& message : of_ranks[static_cast<size_t>(rank)]) {
       if (message.peer == peer && message.sends == sends) {
         found.push_back(message.tag);
-        Message& of_tag = by_tag.try_emplace(message.tag, message).first->second;
-        of_tag.bytes = std::max(of_tag.bytes, message.bytes);
-        of_tag.most_on_way = std::max(of_tag.most_on_way, message.most_on_way);
+        int64_t& bytes = planned.bytes[message.tag];
+        bytes = std::max(bytes, message.bytes);
       }
     }
     return found;
   };
-  std::map<int, Message> sent, received;  // by tag
-  const std::vector<int> send_order = tags(from, to, true, sent);
-  const std::vector<int> receive_order = tags(to, from, false, received);
-  const std::map<int, int> lanes = share_lanes(send_order, receive_order);
-  for (const auto& [tag, lane] : lanes) {
+  planned.lanes = share_lanes(tags(from, to, true), tags(to, from, false));
+  for (const auto& [tag, lane] : planned.lanes) {
     planned.count = std::max(planned.count, lane + 1);
-  }
-  for (const auto& [tag, lane] : lanes) {
-    const Message &out = sent.at(tag), &in = received.at(tag);
-    const bool stays =
-        planned.count == 1 && std::abs(from - to) == 1 && out.stage == from && in.stage == to;
-    planned.ways[tag] = {lane, stays ? 0 : std::max(out.most_on_way, in.most_on_way), out.bytes};
   }
   return planned;
 }
@@ -262,10 +246,6 @@ class NcclCommunicator : public Communicator {
       return;
     }
     Channel& channel = channel_of({peer, tag, true});
-    if (channel.copies.empty()) {
-      send_on(channel, data, bytes, peer);
-      return;
-    }
     CopiedMessage& copied = channel.copies[channel.next];
     channel.next = (channel.next + 1) % channel.copies.size();
     const cudaStream_t lane = links_.stream(channel.link);
@@ -292,16 +272,15 @@ class NcclCommunicator : public Communicator {
   }
 
   Lane lane_of(const Message& message) const override {
-    if (message.peer == rank_) {
-      return Lane::kCommunication;
-    }
-    const Channel& channel = channel_of(message);
-    return channel.copies.empty() ? channel.lane : Lane::kCommunication;
+    const bool copied = message.sends || message.peer == rank_;
+    return copied ? Lane::kCommunication : channel_of(message).lane;
   }
 
   // All ranks make the channels in one order, and the sender of each names it.
   void expect_messages(const std::vector<Message>& messages) override {
-    const std::vector<PlannedChannels> planned = plan_channels(exchange(messages));
+    const std::vector<std::vector<Message>> of_ranks = exchange(messages);
+    const std::vector<PlannedChannels> planned = plan_channels(of_ranks);
+    const CopiesOfMessages copies = copies_on_way(of_ranks, kCopies)[size(rank_)];
     int most = 0;  // of one sender
     for (const PlannedChannels& plan : planned) {
       most = std::max(most, plan.first + plan.count);
@@ -322,12 +301,13 @@ class NcclCommunicator : public Communicator {
         const ncclUniqueId& id = all[size(plan.from * most + plan.first + i)];
         made.emplace_back(links_.join(stream, 2, id, sends ? 0 : 1, kMessageBlocks), lane);
       }
-      for (const auto& [tag, way] : plan.ways) {
+      for (const auto& [tag, lane] : plan.lanes) {
         Channel channel;
-        std::tie(channel.link, channel.lane) = made[size(way.lane)];
-        channel.copies.resize(sends ? size(way.copies) : 0);
+        std::tie(channel.link, channel.lane) = made[size(lane)];
+        channel.copies.resize(sends ? size(copies.at({plan.to, tag})) : 0);
         for (CopiedMessage& copied : channel.copies) {
-          TRAINRT_CUDA_CHECK(cudaMalloc(copied.memory.put(), std::max<size_t>(size(way.bytes), 1)));
+          const size_t bytes_of_tag = std::max<size_t>(size(plan.bytes.at(tag)), 1);
+          TRAINRT_CUDA_CHECK(cudaMalloc(copied.memory.put(), bytes_of_tag));
           for (cuda::Event* event : {&copied.ready, &copied.sent}) {
             TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(event->put(), cudaEventDisableTiming));
           }
@@ -366,7 +346,7 @@ class NcclCommunicator : public Communicator {
   struct Channel {
     size_t link = 0;
     Lane lane = Lane::kCommunication;
-    std::vector<CopiedMessage> copies;  // of messages that are copied before they are sent
+    std::vector<CopiedMessage> copies;  // of those that this rank sends
     size_t next = 0;
   };
   struct Kept {
@@ -436,9 +416,9 @@ class NcclCommunicator : public Communicator {
     group_.all_gather(
         &own_count, counts.data(), std::vector<int64_t>(counts.size(), 1), DType::kInt64);
     for (const Message& m : messages) {
-      own.insert(own.end(), {m.peer, m.tag, m.sends, m.bytes, m.stage, m.most_on_way});
+      own.insert(own.end(), {m.peer, m.tag, m.sends, m.bytes});
     }
-    constexpr int64_t kWords = 6;  // of a message
+    constexpr int64_t kWords = 4;  // of a message
     std::vector<int64_t> word_counts;
     for (const int64_t count : counts) {
       word_counts.push_back(kWords * count);
@@ -450,12 +430,8 @@ class NcclCommunicator : public Communicator {
     auto word = words.begin();
     for (size_t r = 0; r < counts.size(); ++r) {
       for (int64_t i = 0; i < counts[r]; ++i, word += kWords) {
-        all[r].push_back({static_cast<int>(word[0]),
-                          static_cast<int>(word[1]),
-                          word[2] != 0,
-                          word[3],
-                          static_cast<int>(word[4]),
-                          static_cast<int>(word[5])});
+        all[r].push_back(
+            {static_cast<int>(word[0]), static_cast<int>(word[1]), word[2] != 0, word[3]});
       }
     }
     return all;

@@ -5,7 +5,6 @@
 #include "runtime/communication_node.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 namespace trainrt {
@@ -184,29 +183,15 @@ std::optional<Message> message_of(const BoundNode& bound) {
   return message;
 }
 
-// What is sent in a stage's forward or backward is on its way no longer than the micro-batch is in
-// flight there, or at the stage that it goes to.
 std::vector<Message> messages_of(BoundProgram& bound, const std::string& group) {
-  const std::vector<Cell>& cells = bound.program->cells;
   std::vector<Message> messages;
-  std::map<int, int> in_flight;  // by virtual stage
-  for (const Cell& cell : cells) {
-    const bool in_stage = cell.phase == PhaseKind::kForward || cell.phase == PhaseKind::kBackward;
+  for (const Cell& cell : bound.program->cells) {
     for (const BoundPhase* phase : bound.phases_of(cell)) {
       for (const BoundNode& node : phase->nodes) {
-        std::optional<Message> message = message_of(node);
-        if (!message || node.node->attributes.get_string("group") != group) {
-          continue;
+        const std::optional<Message> message = message_of(node);
+        if (message && node.node->attributes.get_string("group") == group) {
+          messages.push_back(*message);
         }
-        if (in_stage) {
-          message->stage = cell.virtual_stage;
-          const auto [at, is_new] = in_flight.try_emplace(cell.virtual_stage, 0);
-          at->second = is_new ? max_in_flight(cells, cell.virtual_stage) : at->second;
-          message->most_on_way = at->second;
-        } else if (cell.micro_batch >= 0) {
-          message->most_on_way = static_cast<int>(bound.program->micro_batches.size());
-        }
-        messages.push_back(*message);
       }
     }
   }

@@ -13,8 +13,7 @@
 
 namespace trainrt {
 
-// The message that a node sends or receives, but for where in the schedule it does; nothing for
-// other nodes.
+// The message that a node sends or receives; nothing for other nodes.
 std::optional<Message> message_of(const BoundNode& node);
 // The messages between the ranks of `group`, in the order in which a program's cells send and
 // receive them.

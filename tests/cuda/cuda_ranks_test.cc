@@ -76,6 +76,9 @@ TEST_P(CudaRanksTest, TrainAsOneCpu) {
 const Words kT5 = {
     "--layers", "2", "--hidden", "16", "--heads", "2", "--vocab", "40", "--seq", "8"};
 
+// Its skips pass stages by: several tensors go each way between two ranks.
+const Words kUnet = {"--layers", "2", "--hidden", "8", "--image", "8"};
+
 INSTANTIATE_TEST_SUITE_P(
     Splits,
     CudaRanksTest,
@@ -97,7 +100,16 @@ INSTANTIATE_TEST_SUITE_P(
         Split{"pipeline_and_data", 4, {"--pp", "2", "--dp", "2", "--zero", "1"}},
         Split{"pipeline_and_tensor", 4, {"--pp", "2", "--tp", "2"}},
         Split{"interleaved_and_data", 4, {"--pp", "2", "--virtual-stages", "2", "--dp", "2"}},
-        Split{"t5_stages", 2, {"--pp", "2", "--virtual-stages", "1"}, "t5", kT5}),
+        Split{"t5_stages", 2, {"--pp", "2", "--virtual-stages", "1"}, "t5", kT5},
+        Split{"t5_interleaved", 2, {"--pp", "2", "--virtual-stages", "2"}, "t5", kT5},
+        Split{"t5_of_four", 4, {"--pp", "4", "--schedule", "1f1b"}, "t5", kT5},
+        Split{"skips", 2, {"--pp", "2", "--schedule", "1f1b"}, "unet", kUnet, "fp64"},
+        Split{"skips_gpipe", 2, {"--pp", "2", "--schedule", "gpipe"}, "unet", kUnet, "fp64"},
+        Split{"skips_of_three", 3, {"--pp", "3", "--schedule", "1f1b"}, "unet", kUnet, "fp64"},
+        Split{"skips_of_four", 4, {"--pp", "4", "--schedule", "zb-h1"}, "unet", kUnet, "fp64"},
+        Split{
+            "skips_interleaved", 2, {"--pp", "2", "--virtual-stages", "2"}, "unet", kUnet, "fp64"},
+        Split{"skips_and_data", 4, {"--pp", "2", "--dp", "2"}, "unet", kUnet, "fp64"}),
     [](const auto& split) { return split.param.name; });
 
 // Runs `arguments` as each of several processes would, but for being threads: each joins the others
@@ -225,7 +237,6 @@ TEST_F(LongCudaRanksTest, FailuresOnOneOfFourGpusEndAllWithoutALeak) {
   expect_clean_failures([&] { train(path, devices, steps); }, 1, 101);
 }
 
-// Its skip connections pass stages by.
 TEST_F(LongCudaRanksTest, UnetTrainsInStagesAsOnOneCpu) {
   const std::string path = model("unet", {"--image", "16", "--hidden", "8"});
   const Words steps = {
