@@ -131,7 +131,16 @@ struct Matmul::Impl {
   }
 
   bool has_aux() const {
-    return p.epilogue == Epilogue::kGeluAux || p.epilogue == Epilogue::kGeluGrad;
+    return p.epilogue == Epilogue::kGeluAux || p.epilogue == Epilogue::kGeluGrad ||
+           p.epilogue == Epilogue::kReluGrad;
+  }
+  bool has_sums() const {
+    return p.epilogue == Epilogue::kSumOfA || p.epilogue == Epilogue::kSumOfB;
+  }
+  int64_t aux_stride() const {
+    return p.epilogue == Epilogue::kReluGrad
+               ? (p.b.columns + kMaskRowBits - 1) / kMaskRowBits * kMaskRowBits
+               : p.y_stride;
   }
 
   uint32_t epilogue() const {
@@ -144,6 +153,12 @@ struct Matmul::Impl {
         return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
       case Epilogue::kGeluGrad:
         return CUBLASLT_EPILOGUE_DGELU;
+      case Epilogue::kReluGrad:
+        return CUBLASLT_EPILOGUE_DRELU;
+      case Epilogue::kSumOfA:  // cuBLASLt's second operand
+        return CUBLASLT_EPILOGUE_BGRADB;
+      case Epilogue::kSumOfB:
+        return CUBLASLT_EPILOGUE_BGRADA;
       default:
         return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     }
@@ -152,6 +167,9 @@ struct Matmul::Impl {
   void set_pointers(const void* bias, void* aux) {
     if (p.bias) {
       set(description.value, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    }
+    if (has_sums()) {
+      set(description.value, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(aux));
     }
     if (has_aux()) {
       set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
@@ -164,7 +182,7 @@ struct Matmul::Impl {
       set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue());
     }
     if (has_aux()) {
-      set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.y_stride);
+      set(description.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_stride());
     }
     set_pointers(bias, aux);
   }

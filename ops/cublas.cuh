@@ -20,9 +20,15 @@ struct Operand {
   bool transposed = false;        // stored as [columns, rows]
 };
 
-// What is done to a sum before it is stored. The forms with `aux` also store what Gelu is taken of,
-// or read it for the gradient; its rows lie as y's do.
-enum class Epilogue { kNone, kRelu, kGelu, kGeluAux, kGeluGrad };
+// What is done to a sum before it is stored, or beside it.
+//   kGeluAux, kGeluGrad  store in `aux` what Gelu is taken of, read it there; its rows lie as y's
+//   do kReluGrad            keeps elements whose bit in `aux` is set: bit i % 8 of byte i / 8 of a
+//   row,
+//                        rows padded to kMaskRowBits. No library page says how the bits lie;
+//                        NVIDIA's own tests of cuBLASLt (nvmath-python, test_epilog.py) unpack them
+//                        so
+//   kSumOfA, kSumOfB     store in `aux` the sums over k of a[m, k] (m of them), of b[k, n] (n)
+enum class Epilogue { kNone, kRelu, kGelu, kGeluAux, kGeluGrad, kReluGrad, kSumOfA, kSumOfB };
 
 // y[m, n] = epilogue(alpha a[m, k] . b[k, n] + beta c + bias[n]), `batch` times at the given
 // distances (in elements; 0 reads the same matrix again). c lies as y does.

@@ -39,12 +39,7 @@ void product_reference(KernelContext& op) {
     for (int64_t i = 0; i < p.m; ++i) {
       for (int64_t j = 0; j < p.n; ++j) {
         const int64_t at = y_offset + i * p.n + j;
-        Accumulator<T> sum = 0;
-        for (int64_t k = 0; k < p.k; ++k) {
-          sum += static_cast<Accumulator<T>>(a[a_offset + i * p.a_row + k * p.a_column]) *
-                 static_cast<Accumulator<T>>(b[b_offset + k * p.b_row + j * p.b_column]);
-        }
-        T value = static_cast<T>(sum);
+        T value = static_cast<T>(product_element(p, a + a_offset, b + b_offset, i, j));
         value = bias != nullptr ? static_cast<T>(value + bias[j]) : value;
         y[at] = term != nullptr ? static_cast<T>(value + term[at]) : value;
       }

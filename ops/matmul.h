@@ -73,7 +73,8 @@ inline Product weight_grad_product(const Shape& a, const Shape& dy) {
 
 template <typename Context>
 Product product_of(const Context& op) {
-  if (op.node().op_type == "MatMulWeightGrad") {
+  const std::string& type = op.node().op_type;
+  if (type == "MatMulWeightGrad" || type == "MatMulWeightBiasGrad") {
     return weight_grad_product(op.input_shape(0), op.input_shape(1));
   }
   return matmul_product(op.input_shape(0),
@@ -84,6 +85,19 @@ Product product_of(const Context& op) {
 
 // Inputs of MatMulAdd.
 constexpr int kBias = 2, kTerm = 3;
+// Of MatMulReluGrad.
+constexpr int kReluResult = 2;
+
+// Element (i, j) of the product of one matrix of a and one of b.
+template <typename T>
+Accumulator<T> product_element(const Product& p, const T* a, const T* b, int64_t i, int64_t j) {
+  Accumulator<T> sum = 0;
+  for (int64_t k = 0; k < p.k; ++k) {
+    sum += static_cast<Accumulator<T>>(a[i * p.a_row + k * p.a_column]) *
+           static_cast<Accumulator<T>>(b[k * p.b_row + j * p.b_column]);
+  }
+  return sum;
+}
 
 // Calls fn(a offset, b offset, y offset) for each matrix of the batch.
 template <typename Fn>
@@ -120,6 +134,15 @@ inline int64_t cublas_workspace(const Product& p, const DeviceSpec& spec) {
                              ? int64_t{4} << 20
                              : int64_t{32} << 20;
   return std::min(wanted, spec.workspace_cap) + kCublasAlignment;
+}
+
+// One bit for each element of a product, rows padded to the multiple that cuBLASLt wants.
+inline constexpr int64_t kMaskRowBits = 128;
+inline int64_t sign_mask_row_bits(const Product& p) {
+  return (p.n + kMaskRowBits - 1) / kMaskRowBits * kMaskRowBits;
+}
+inline int64_t sign_mask_bytes(const Product& p) {
+  return num_elements(p.batch) * p.m * sign_mask_row_bits(p) / 8;
 }
 
 }  // namespace trainrt

@@ -39,8 +39,16 @@ class EpilogueFusion {
 
   void run() {
     for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
-      if (graph_.node(id).op_type == "Add" && phase_of_[static_cast<size_t>(id)] >= 0) {
+      const std::string& type = graph_.node(id).op_type;
+      if (phase_of_[static_cast<size_t>(id)] < 0) {
+        continue;
+      }
+      if (type == "Add") {
         fuse(id);
+      } else if (type == "ReluGrad" && backend_ == Backend::kCuda) {
+        fuse_relu_grad(id);
+      } else if (type == "ReduceSum" && backend_ == Backend::kCuda) {
+        fuse_bias_grad(id);
       }
     }
     remove_dropped();
@@ -104,6 +112,95 @@ class EpilogueFusion {
     fused.attributes = product.attributes;
     fused.inputs = std::move(inputs);
     dropped_[static_cast<size_t>(products[which])] = true;
+  }
+
+  const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
+  bool trans(const Node& product, const char* which) const {
+    return product.attributes.get_int(which, 0) != 0;
+  }
+
+  void fuse_relu_grad(NodeId id) {
+    const ValueId result = graph_.node(id).inputs[0], grad = graph_.node(id).inputs[1];
+    const NodeId producer = product_of(grad, id);
+    if (producer == kNoNode || graph_.node(producer).op_type != "MatMul") {
+      return;
+    }
+    const Node& product = graph_.node(producer);
+    const size_t ndim = shape(product.inputs[0]).size();
+    const bool one_matrix =
+        shape(product.inputs[1]).size() == 2 && (ndim == 2 || !trans(product, "trans_a"));
+    if (!one_matrix || num_elements(shape(product.inputs[0])) == 0 ||
+        num_elements(shape(grad)) == 0) {
+      return;
+    }
+    Node& fused = graph_.node(id);
+    fused.op_type = "MatMulReluGrad";
+    fused.attributes = product.attributes;
+    fused.inputs = {product.inputs[0], product.inputs[1], result};
+    dropped_[static_cast<size_t>(producer)] = true;
+  }
+
+  // A sum over all leading dims goes with a weight's gradient that reads the same tensor.
+  void fuse_bias_grad(NodeId id) {
+    const Node& sum = graph_.node(id);
+    const TensorType& summed = graph_.value(sum.inputs[0]).type;
+    const TensorType& sums = graph_.value(sum.outputs[0]).type;
+    const std::vector<int64_t>& axes = sum.attributes.get_ints("axes");
+    const int64_t last = static_cast<int64_t>(summed.shape.size()) - 1;
+    const bool over_rows = last > 0 && static_cast<int64_t>(axes.size()) == last &&
+                           std::none_of(axes.begin(), axes.end(), [last](int64_t axis) {
+                             return axis == last || axis == -1;
+                           });
+    if (!over_rows || sums.dtype != summed.dtype || num_elements(summed.shape) == 0 ||
+        !in_16_or_32_bits(summed.dtype)) {
+      return;
+    }
+    for (const NodeId reader : consumers_[static_cast<size_t>(sum.inputs[0])]) {
+      if (is_weight_grad(reader, id) && join_sum(reader, id)) {
+        return;
+      }
+    }
+  }
+
+  static bool in_16_or_32_bits(DType dtype) {
+    return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+  }
+
+  bool is_weight_grad(NodeId id, NodeId sum) const {
+    const Node& node = graph_.node(id);
+    if (dropped_[static_cast<size_t>(id)] ||
+        phase_of_[static_cast<size_t>(id)] != phase_of_[static_cast<size_t>(sum)]) {
+      return false;
+    }
+    const bool of_matrices = node.op_type == "MatMul" && trans(node, "trans_a") &&
+                             !trans(node, "trans_b") && shape(node.inputs[0]).size() == 2 &&
+                             shape(node.inputs[1]).size() == 2;
+    return (of_matrices || node.op_type == "MatMulWeightGrad") &&
+           node.inputs[0] != node.inputs[1] && num_elements(shape(node.inputs[0])) > 0 &&
+           graph_.value(node.outputs[0]).type.dtype == graph_.value(node.inputs[0]).type.dtype;
+  }
+
+  // The joined node takes the place of the earlier of the two, where what both read must be there.
+  bool join_sum(NodeId product_id, NodeId sum_id) {
+    const Node product = graph_.node(product_id), sum = graph_.node(sum_id);
+    const NodeId first = std::min(product_id, sum_id);
+    for (const ValueId input : product.inputs) {
+      if (graph_.value(input).producer >= first) {
+        return false;
+      }
+    }
+    Node& joined = graph_.node(first);
+    joined = product;
+    joined.op_type = "MatMulWeightBiasGrad";
+    joined.attributes = {{"summed", int64_t{sum.inputs[0] == product.inputs[0] ? 0 : 1}},
+                         {"keepdims", sum.attributes.get_int("keepdims", 1)}};
+    joined.outputs = {product.outputs[0], sum.outputs[0]};
+    for (size_t i = 0; i < joined.outputs.size(); ++i) {
+      graph_.value(joined.outputs[i]).producer = first;
+      graph_.value(joined.outputs[i]).output_index = static_cast<int>(i);
+    }
+    dropped_[static_cast<size_t>(std::max(product_id, sum_id))] = true;
+    return true;
   }
 
   void remove_dropped() {

@@ -1,4 +1,6 @@
-// Lets a matrix product add what is added to it: MatMul, Add -> MatMulAdd.
+// Lets a matrix product do what follows it: MatMul, Add -> MatMulAdd. On GPUs, where the library
+// can, MatMul, ReluGrad -> MatMulReluGrad too, and the sum of a bias's gradient goes with the
+// product of its weight's (MatMulWeightBiasGrad).
 //
 // On one rank's graph, after everything else: sharding looks at product and addition apart (a bias
 // is added once, after the products of the ranks are summed), and the two must run in one phase.

@@ -80,16 +80,22 @@ TEST_F(CudaTrainingTest, ReplayedGraphsGiveTheBitsOfKernelsAskedForOneByOne) {
   EXPECT_EQ(replayed.norms, asked_for.norms);
 }
 
-// Activations are computed with the product before them, and their gradients with the one after.
-TEST_F(CudaTrainingTest, ActivationsJoinTheirProducts) {
+// Activations are computed with the product before them, and their gradients with the one after; a
+// bias's gradient is summed with the product of its weight's.
+TEST_F(CudaTrainingTest, NeighboursJoinTheirProducts) {
   train(model("mlp", {"--hidden", "16"}), kGpu, {"--steps", "1", "--batch-size", "4"});
-  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_RELU_BIAS), 0);
+  EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_RELU_BIAS), 2);
+  EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_DRELU), 2);
+  EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_BGRADA) +
+                cuda_double::num_products(CUBLASLT_EPILOGUE_BGRADB),
+            3);
   cuda_double::reset();
   train(model("gpt2", kTinyGpt), kGpu, {"--steps", "1", "--batch-size", "4"});
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_BIAS), 0);
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_GELU_AUX_BIAS), 0);
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
   EXPECT_GT(cuda_double::num_additions(), 0);  // residuals
+  EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_BGRADA), 0);
   // A weight's gradient is cast and squared between product and activation.
   cuda_double::reset();
   train(model("gpt2", kTinyGpt),

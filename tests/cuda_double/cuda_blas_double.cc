@@ -40,10 +40,14 @@ struct Description {
   bool is(uint32_t form) const { return (epilogue & ~CUBLASLT_EPILOGUE_BIAS) == form; }
   bool stores_aux() const { return is(CUBLASLT_EPILOGUE_GELU_AUX); }
   bool reads_aux() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
+  bool reads_mask() const { return epilogue == CUBLASLT_EPILOGUE_DRELU; }
+  bool sums_a() const { return epilogue == CUBLASLT_EPILOGUE_BGRADA; }
+  bool sums_b() const { return epilogue == CUBLASLT_EPILOGUE_BGRADB; }
   // Those that the back end uses.
   bool known() const {
     return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
-           is(CUBLASLT_EPILOGUE_RELU) || is(CUBLASLT_EPILOGUE_GELU) || stores_aux() || reads_aux();
+           is(CUBLASLT_EPILOGUE_RELU) || is(CUBLASLT_EPILOGUE_GELU) || stores_aux() ||
+           reads_aux() || reads_mask() || sums_a() || sums_b();
   }
 };
 
@@ -137,6 +141,24 @@ double rounded(double value, const Description& d) {
   return static_cast<double>(narrow);
 }
 
+// Sums of `count` lines of a matrix, whose elements are `step` apart.
+void sum_over_k(const void* data,
+                const Layout& layout,
+                int64_t line,
+                int64_t step,
+                uint64_t count,
+                uint64_t k,
+                const void* sums,
+                cudaDataType type) {
+  for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
+    double sum = 0;
+    for (int64_t at = 0; at < static_cast<int64_t>(k); ++at) {
+      sum += load(data, layout.type, i * line + at * step);
+    }
+    store(const_cast<void*>(sums), type, i, sum);
+  }
+}
+
 double gelu(double x) {
   return 0.5 * x * (1 + std::tanh(kGeluSlope * (x + kGeluCubic * x * x * x)));
 }
@@ -172,6 +194,14 @@ Sizes sizes_of(const Description& d, const Layout& a, const Layout& b, const Lay
             d.known() &&
             (d.epilogue == CUBLASLT_EPILOGUE_DEFAULT || d.compute != CUBLAS_COMPUTE_64F);
   return s;
+}
+
+// What NVIDIA's own users of the library (nvmath-python) know to have no algorithm: gradients of
+// activations with one term to sum, sums of A where it is transposed or has one row, of B where it
+// has one column.
+bool has_algorithm(const Description& d, const Sizes& s) {
+  return !((d.reads_aux() || d.reads_mask()) && s.k == 1) &&
+         !(d.sums_a() && (d.trans_a == CUBLAS_OP_T || s.m == 1)) && !(d.sums_b() && s.n == 1);
 }
 
 template <typename T, typename U>
@@ -339,6 +369,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t,
     *found = 0;
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  if (!has_algorithm(description(d), s)) {
+    *found = 0;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   Algorithm algorithm{kMagic, s.m, s.n, s.k, description(d).epilogue, {}, preference(p).workspace};
   std::memcpy(algorithm.alignment, preference(p).alignment, sizeof(algorithm.alignment));
   std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
@@ -386,15 +420,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
                       c.batch == y.batch && cuda_double::is_device_range(c_data, c.extent()) &&
                       (c_data != y_data || c.ld == y.ld);
   const bool bias_fits =
-      !desc.adds_bias() ||
-      (aligned(desc.bias, 16) && cuda_double::is_device_range(desc.bias, s.m * bytes_of(y.type)));
-  // One matrix, as y lies or wider, in steps of 8 elements; nothing else may be written there.
-  const bool has_aux = desc.stores_aux() || desc.reads_aux();
-  const size_t aux_bytes = (static_cast<size_t>(desc.aux_ld) * (s.n - 1) + s.m) * bytes_of(y.type);
-  const bool aux_fits =
-      !has_aux ||
-      (desc.aux_ld % 8 == 0 && desc.aux_ld >= static_cast<int64_t>(s.m) && aligned(desc.aux, 16) &&
-       y.batch == 1 && desc.aux != y_data && cuda_double::is_device_range(desc.aux, aux_bytes));
+      !(desc.adds_bias() || desc.sums_a() || desc.sums_b()) ||
+      (aligned(desc.bias, 16) && (desc.adds_bias() || y.batch == 1) &&
+       cuda_double::is_device_range(desc.bias, (desc.sums_b() ? s.n : s.m) * bytes_of(y.type)));
+  // One matrix, as y lies or wider, in steps of 8 elements; nothing else may be written there. Of a
+  // mask the elements are bits, in steps of 128.
+  const bool has_aux = desc.stores_aux() || desc.reads_aux() || desc.reads_mask();
+  const size_t aux_bytes =
+      desc.reads_mask() ? static_cast<size_t>(desc.aux_ld) * s.n / 8
+                        : (static_cast<size_t>(desc.aux_ld) * (s.n - 1) + s.m) * bytes_of(y.type);
+  const bool aux_fits = !has_aux || (desc.aux_ld % (desc.reads_mask() ? 128 : 8) == 0 &&
+                                     desc.aux_ld >= static_cast<int64_t>(s.m) &&
+                                     aligned(desc.aux, 16) && y.batch == 1 && desc.aux != y_data &&
+                                     cuda_double::is_device_range(desc.aux, aux_bytes));
   if (handle == nullptr || !s.valid || !fits || !on_device || !c_fits || !bias_fits || !aux_fits) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
@@ -429,10 +467,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
             value = gelu(value);
           } else if (desc.reads_aux()) {
             value *= gelu_slope(load(desc.aux, y.type, aux_at));
+          } else if (desc.reads_mask()) {
+            const uint8_t bits = static_cast<const uint8_t*>(desc.aux)[aux_at / 8];
+            value = (bits >> (aux_at % 8) & 1) != 0 ? value : 0;
           }
           store(y_data, y.type, batch * y.batch_stride + i + j * y.ld, value);
         }
       }
+    }
+    if (desc.sums_a()) {
+      sum_over_k(a_data, a, ta ? a.ld : 1, ta ? 1 : a.ld, s.m, s.k, desc.bias, y.type);
+    } else if (desc.sums_b()) {
+      sum_over_k(b_data, b, tb ? 1 : b.ld, tb ? b.ld : 1, s.n, s.k, desc.bias, y.type);
     }
     if (workspace_bytes > 0) {  // whoever keeps something there loses it
       std::memset(workspace, 0xff, workspace_bytes);
