@@ -1,7 +1,8 @@
 // A Graph of plain ONNX operators (models/ build them) as an ONNX file. Shape-like operands stand
 // in such a graph as ONNX wants them, as constant inputs, so this is a change of container:
-// parameters, state and constants become initializers, attributes keep their types, and the batch
-// dim of inputs and outputs is written as a symbol.
+// parameters, state and integers become initializers, constants of other numbers, which nobody is
+// to take for weights, Constant nodes; attributes keep their types, and the batch dim of inputs and
+// outputs is written as a symbol.
 #include <algorithm>
 
 #include "graph/base/log.h"
@@ -15,9 +16,6 @@ namespace {
 
 // What a file may say to every runtime of the last years: IR 8 goes with opset 17.
 constexpr int kIrVersion = 8;
-
-// Constants below this size stay in the model file even when weights do not.
-constexpr int64_t kSmallBytes = 1024;
 
 void set_attribute(onnx::AttributeProto& proto,
                    const std::string& name,
@@ -90,6 +88,10 @@ bool is_weight(const Value& value) {
   return value.producer == kNoNode && value.kind != ValueKind::kInput;
 }
 
+bool is_constant_node(const Value& value) {
+  return is_weight(value) && value.kind == ValueKind::kConstant && is_floating(value.type.dtype);
+}
+
 int64_t weight_bytes(const Graph& graph) {
   int64_t bytes = 0;
   for (const Value& value : graph.values()) {
@@ -107,9 +109,7 @@ Tensor contents(const Value& value) {
 
 void write_initializer(onnx::TensorProto& proto, const Value& value, WeightFile* weights) {
   proto.set_name(value.name);
-  const bool outside = weights != nullptr && is_floating(value.type.dtype) &&
-                       (value.kind != ValueKind::kConstant || value.type.bytes() >= kSmallBytes);
-  if (!outside) {
+  if (weights == nullptr || !is_floating(value.type.dtype)) {
     fill_tensor(proto, contents(value));
     return;
   }
@@ -118,6 +118,13 @@ void write_initializer(onnx::TensorProto& proto, const Value& value, WeightFile*
     proto.add_dims(dim);
   }
   weights->add(proto, value.type.bytes(), [&value] { return contents(value); });
+}
+
+void write_constant(onnx::NodeProto& proto, const Value& value) {
+  proto.set_name(value.name);
+  proto.set_op_type("Constant");
+  proto.add_output(value.name);
+  set_attribute(*proto.add_attribute(), "value", contents(value));
 }
 
 // The axis of an output that enumerates samples: the first, if it has the batch's size.
@@ -153,7 +160,9 @@ void write_onnx(const Graph& graph, const std::string& path, const ExportOptions
     weights = std::make_unique<WeightFile>(path, options.write_weights);
   }
   for (const Value& value : graph.values()) {
-    if (is_weight(value)) {
+    if (is_constant_node(value)) {
+      write_constant(*proto.add_node(), value);
+    } else if (is_weight(value)) {
       write_initializer(*proto.add_initializer(), value, weights.get());
     } else if (value.kind == ValueKind::kInput) {
       write_value_info(*proto.add_input(), value, value.batch_axis, options);

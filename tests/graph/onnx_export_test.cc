@@ -90,7 +90,9 @@ TEST_F(ExportTest, EveryFamilyIsValidAndReadsBack) {
       EXPECT_EQ(bound.value(id).batch_axis, 0);
     }
     EXPECT_EQ(bound.value(bound.outputs().at(0)).type.shape.at(0), 3);
-    // Every weight is a parameter again, with the same contents.
+    // Every weight is a parameter again, with the same contents, and nothing else is.
+    EXPECT_EQ(bound.values_of_kind(ValueKind::kParameter).size(),
+              graph.values_of_kind(ValueKind::kParameter).size());
     for (const ValueId id : graph.values_of_kind(ValueKind::kParameter)) {
       const Value& written = graph.value(id);
       const std::optional<ValueId> read = bound.find_value(written.name);
