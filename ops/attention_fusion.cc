@@ -4,8 +4,9 @@
 //   scores: MatMul(q, k^T), scaled by constants before or after, plus a mask, in any order that
 //   means scale q k^T + mask
 //
-// A constant mask that is 0 on and below the diagonal and hugely negative above, or a Where on a
-// constant lower triangle, becomes `causal`. Other masks stay inputs; trained ones (relative
+// A mask that is 0 on and below the diagonal and hugely negative above, as a constant or as it is
+// computed where that is too large to fold, or a Where on a constant lower triangle, becomes
+// `causal`. Other masks stay inputs; trained ones (relative
 // position biases) get their gradient. Heads of k and v repeated by Reshape, Expand, Reshape are
 // read once (grouped-query attention), and transposes that only bring heads before the sequence are
 // left to the operator (`sequence_major`).
@@ -73,6 +74,17 @@ bool is_triangle(const FusionContext& f, ValueId value, Wanted&& wanted) {
   return true;
 }
 
+// A Trilu of a tensor that is hugely negative everywhere.
+bool is_cut_above(const FusionContext& f, ValueId value) {
+  const Node* trilu = producer(f, value, "Trilu");
+  const Node* fill = trilu == nullptr ? nullptr : producer(f, trilu->inputs[0], "Fill");
+  const Shape shape = f.shape(value);
+  return fill != nullptr && fill->attributes.get_float("value") <= kHuge &&
+         trilu->attributes.get_int("upper") == 1 && trilu->attributes.get_int("k") == 1 &&
+         shape[shape.size() - 1] == shape[shape.size() - 2] &&
+         num_elements(shape) == shape.back() * shape.back();
+}
+
 // The product q k^T, where k^T may be a transpose that then disappears.
 bool match_product(const FusionContext& f, const Node& matmul, Match& match) {
   if (matmul.attributes.get_int("trans_a", 0) != 0) {
@@ -118,7 +130,8 @@ bool match_added_mask(const FusionContext& f, const Node& add, Match& match) {
     if (f.shape(add.inputs[i]) != f.shape(add.outputs[0]) || f.ndim(mask) < 2) {
       continue;
     }
-    if (is_triangle(f, mask, [](bool above, double x) { return above ? x <= kHuge : x == 0; })) {
+    if (is_cut_above(f, mask) ||
+        is_triangle(f, mask, [](bool above, double x) { return above ? x <= kHuge : x == 0; })) {
       attempt.causal = true;
     } else if (match.mask == kNoValue && match.scale == 1) {
       attempt.mask = mask;

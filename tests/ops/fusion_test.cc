@@ -209,6 +209,18 @@ TEST_F(AttentionFusionTest, TriangleOfMinusInfinityBecomesCausal) {
   EXPECT_EQ(fused.node(0).inputs.size(), 3u);
 }
 
+TEST_F(AttentionFusionTest, TheSameTriangleAsItIsComputedBecomesCausal) {
+  const ValueId full = b_.op("Fill",
+                             {},
+                             {{"value", -std::numeric_limits<double>::infinity()},
+                              {"shape", std::vector<int64_t>{6, 6}},
+                              {"dtype", std::string("float64")}});
+  const ValueId mask = b_.op("Trilu", {full}, {{"upper", int64_t{1}}, {"k", int64_t{1}}});
+  const Graph fused = expect_fused(attend(b_.add(scores(), mask)), "FusedAttention");
+  EXPECT_EQ(fused.node(0).attributes.get_int("causal"), 1);
+  EXPECT_EQ(fused.node(0).inputs.size(), 3u);
+}
+
 TEST_F(AttentionFusionTest, WhereOnATriangleBecomesCausal) {
   const ValueId condition = b_.cast(triangle(1, 0), DType::kBool);
   Graph graph = graph_;
