@@ -296,7 +296,7 @@ const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
     if (plan_.schedule == ScheduleKind::k2BW) {
       graph = delay_weights(std::move(graph));
     }
-    found = cache_->whole.emplace(shape, apply_recompute(graph, plan_)).first;
+    found = cache_->whole.emplace(shape, apply_recompute(std::move(graph), plan_)).first;
   }
   return found->second;
 }
@@ -340,7 +340,7 @@ const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const Ra
   if (plan_.exact_reduction) {
     graph = exact_reduction(std::move(graph), cuts_, num_shards(plan_), data_rank);
   }
-  result.graph = pad_products(graph, plan_.padding);
+  result.graph = pad_products(std::move(graph), plan_.padding);
   result.cut = cut_stages(result.graph.graph, plan_);
   result.lockstep = communicates_in_micro_batch(result.graph.graph);
   return result;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <queue>
 #include <unordered_map>
 #include <unordered_set>
@@ -272,46 +273,72 @@ class PhaseGraph {
   std::vector<int> missing_;
 };
 
-PhaseNodes* phase_of(std::vector<PhaseNodes>& phases, NodeId node) {
-  for (PhaseNodes& phase : phases) {
-    if (std::find(phase.nodes.begin(), phase.nodes.end(), node) != phase.nodes.end()) {
-      return &phase;
+// What updates need to know of a graph that they do not change yet.
+class Settling {
+ public:
+  Settling(const Graph& graph, const std::vector<PhaseNodes>& phases)
+      : graph_(graph),
+        phases_(phases),
+        consumers_(graph.consumers()),
+        phase_(static_cast<size_t>(graph.num_nodes()), -1),
+        orders_(phases.size()) {
+    for (size_t p = 0; p < phases.size(); ++p) {
+      for (const NodeId id : phases[p].nodes) {
+        phase_[static_cast<size_t>(id)] = static_cast<int>(p);
+      }
     }
   }
-  return nullptr;
-}
 
-// Can the producer of `update` write over the target itself?
-bool works_in_place(const Graph& graph, const StateUpdate& update, const PhaseNodes& phase) {
-  const Value& new_value = graph.value(update.new_value);
-  const Node& node = graph.node(new_value.producer);
-  if (node.op_type != comm_op::kAllGather) {
-    const std::vector<Inplace> aliases = inplace_of(node);
-    const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Inplace& a) {
-      return a.output == new_value.output_index && a.input < static_cast<int>(node.inputs.size()) &&
-             node.inputs[static_cast<size_t>(a.input)] == update.target;
+  // Of the update's producer; -1: there is none.
+  int phase_of(const StateUpdate& update) const {
+    const NodeId producer = graph_.value(update.new_value).producer;
+    return producer == kNoNode ? -1 : phase_[static_cast<size_t>(producer)];
+  }
+
+  // Can the producer of `update` write over the target itself?
+  bool works_in_place(const StateUpdate& update) {
+    const Value& new_value = graph_.value(update.new_value);
+    const Node& node = graph_.node(new_value.producer);
+    if (node.op_type != comm_op::kAllGather) {
+      const std::vector<Inplace> aliases = inplace_of(node);
+      const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Inplace& a) {
+        return a.output == new_value.output_index &&
+               a.input < static_cast<int>(node.inputs.size()) &&
+               node.inputs[static_cast<size_t>(a.input)] == update.target;
+      });
+      if (alias == aliases.end()) {
+        return false;
+      }
+      if (alias->always) {
+        return true;
+      }
+      if (std::count(node.inputs.begin(), node.inputs.end(), update.target) != 1) {
+        return false;
+      }
+    }
+    const int phase = phase_of(update);
+    const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(update.target)];
+    return std::none_of(readers.begin(), readers.end(), [&](NodeId reader) {
+      return reader != new_value.producer && phase_[static_cast<size_t>(reader)] == phase &&
+             order(phase).reaches(new_value.producer, reader);  // wants the old contents later
     });
-    if (alias == aliases.end()) {
-      return false;
-    }
-    if (alias->always) {
-      return true;
-    }
-    if (std::count(node.inputs.begin(), node.inputs.end(), update.target) != 1) {
-      return false;
-    }
   }
-  const PhaseGraph order(graph, phase.nodes, false);
-  for (const NodeId id : phase.nodes) {
-    const std::vector<ValueId>& inputs = graph.node(id).inputs;
-    if (id != new_value.producer &&
-        std::find(inputs.begin(), inputs.end(), update.target) != inputs.end() &&
-        order.reaches(new_value.producer, id)) {
-      return false;  // wants the old contents later
+
+ private:
+  const PhaseGraph& order(int phase) {
+    std::optional<PhaseGraph>& found = orders_[static_cast<size_t>(phase)];
+    if (!found) {
+      found.emplace(graph_, phases_[static_cast<size_t>(phase)].nodes, false);
     }
+    return *found;
   }
-  return true;
-}
+
+  const Graph& graph_;
+  const std::vector<PhaseNodes>& phases_;
+  const std::vector<std::vector<NodeId>> consumers_;
+  std::vector<int> phase_;  // by node
+  std::vector<std::optional<PhaseGraph>> orders_;
+};
 
 }  // namespace
 
@@ -323,21 +350,23 @@ void settle_updates(Graph& graph, std::vector<PhaseNodes>& phases) {
     targets.insert(update.target);
   }
   std::unordered_set<ValueId> moved;
+  std::vector<int> pending_phase;
+  Settling settling(graph, phases);
   for (const StateUpdate& update : graph.updates()) {
-    const NodeId producer = graph.value(update.new_value).producer;
-    PhaseNodes* phase = producer == kNoNode ? nullptr : phase_of(phases, producer);
-    if (phase != nullptr && moved.insert(update.new_value).second &&
-        works_in_place(graph, update, *phase)) {
+    const int phase = settling.phase_of(update);
+    if (phase >= 0 && moved.insert(update.new_value).second && settling.works_in_place(update)) {
       settled.push_back(update);
     } else {
       pending.push_back(update);
+      pending_phase.push_back(phase);
     }
   }
   GraphBuilder builder(graph);
   builder.set_region(Region::kUpdate);
-  for (StateUpdate& update : pending) {
-    const NodeId producer = graph.value(update.new_value).producer;
-    PhaseNodes* phase = producer == kNoNode ? nullptr : phase_of(phases, producer);
+  for (size_t i = 0; i < pending.size(); ++i) {
+    const StateUpdate& update = pending[i];
+    PhaseNodes* phase =
+        pending_phase[i] < 0 ? nullptr : &phases[static_cast<size_t>(pending_phase[i])];
     if (phase == nullptr) {
       // A value from another phase or no node at all: once per step, with the update.
       const auto last = std::find_if(phases.begin(), phases.end(), [](const PhaseNodes& p) {

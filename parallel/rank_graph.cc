@@ -1,7 +1,7 @@
-// Works on a copy of the whole graph: for every value that crosses stages a Send is appended for
-// its producer's rank and a Recv for the reader's, readers are turned to the received copy, and
-// then the rank's nodes are cut out. A value travels once per receiving stage and serves the
-// readers of all its phases there.
+// Cuts the rank's nodes out of the whole graph; then for every value that crosses stages a Send is
+// appended for its producer's rank and a Recv for the reader's, and readers are turned to the
+// received copy. A value travels once per receiving stage and serves the readers of all its phases
+// there.
 //
 // Tags number the transfers of the whole graph, which all ranks enumerate alike; messages of one
 // tag are in micro-batch order on both sides. Sends do not wait (Communicator), and ranks run their
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "graph/graph_builder.h"
@@ -32,23 +33,16 @@ class RankGraphBuilder {
         cut_(cut),
         plan_(plan),
         rank_(rank),
-        consumers_(whole.graph.consumers()),
-        result_{whole, {}} {
+        local_node_(static_cast<size_t>(whole.graph.num_nodes()), kNoNode) {
     find_reduce_nodes();
-    positions_.resize(static_cast<size_t>(whole_.num_nodes()));
-    runs_here_.resize(static_cast<size_t>(whole_.num_nodes()));
-    phase_stage_ = cut.virtual_stage;
-    for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
-      positions_[static_cast<size_t>(id)] = 2 * id + 1;
-      runs_here_[static_cast<size_t>(id)] = runs_on(id, rank);
-    }
+    cut_out(whole);
   }
 
   RankGraph run(bool merge_update) {
     for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
       move_inputs(id);
     }
-    cut_out();
+    order();
     sort_into_phases(merge_update);
     return std::move(result_);
   }
@@ -65,10 +59,93 @@ class RankGraphBuilder {
     return stage_of(id) % plan_.pipeline_parallel == rank;
   }
 
+  // What they read from others has no producer here.
+  void copy_nodes(const std::vector<NodeId>& own) {
+    local_value_.assign(static_cast<size_t>(whole_.num_values()), kNoValue);
+    std::vector<bool> read(static_cast<size_t>(whole_.num_values()), false);
+    for (const NodeId id : own) {
+      for (const ValueId input : whole_.node(id).inputs) {
+        if (input != kNoValue) {
+          read[static_cast<size_t>(input)] = true;
+        }
+      }
+    }
+    const auto is_made_here = [&](ValueId id) {
+      const NodeId from = whole_.value(id).producer;
+      return from != kNoNode && local_node_[static_cast<size_t>(from)] != kNoNode;
+    };
+    for (ValueId id = 0; id < whole_.num_values(); ++id) {
+      if (read[static_cast<size_t>(id)] && !is_made_here(id)) {
+        Value copy = whole_.value(id);
+        copy.producer = kNoNode;
+        local_value_[static_cast<size_t>(id)] = graph().add_value(std::move(copy));
+      }
+    }
+    for (const NodeId id : own) {
+      Node copy = whole_.node(id);
+      for (ValueId& input : copy.inputs) {
+        input = input == kNoValue ? kNoValue : local_value_[static_cast<size_t>(input)];
+      }
+      copy.forward_node = copy.forward_node == kNoNode
+                              ? kNoNode
+                              : local_node_[static_cast<size_t>(copy.forward_node)];
+      const NodeId made = graph().add_node(std::move(copy), {});
+      for (const ValueId output : whole_.node(id).outputs) {
+        ValueId& local = graph().node(made).outputs.emplace_back(kNoValue);
+        if (output != kNoValue) {
+          Value value = whole_.value(output);
+          value.producer = made;
+          local = local_value_[static_cast<size_t>(output)] = graph().add_value(std::move(value));
+        }
+      }
+    }
+    for (const ValueId id : whole_.outputs()) {
+      if (is_made_here(id)) {
+        graph().outputs().push_back(local_value_[static_cast<size_t>(id)]);
+      }
+    }
+    for (const StateUpdate& update : whole_.updates()) {
+      const ValueId target = local_value_[static_cast<size_t>(update.target)];
+      if (target != kNoValue && is_made_here(update.new_value)) {
+        graph().updates().push_back({target, local_value_[static_cast<size_t>(update.new_value)]});
+      }
+    }
+  }
+
+  void cut_out(const TrainingGraph& whole) {
+    std::vector<NodeId> own;
+    for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
+      if (runs_on(id, rank_)) {
+        local_node_[static_cast<size_t>(id)] = static_cast<NodeId>(own.size());
+        own.push_back(id);
+        positions_.push_back(2 * id + 1);
+        stages_.push_back(stage_of(id));
+        reduces_.push_back(in_reduce_[static_cast<size_t>(id)]);
+      }
+    }
+    TrainingGraph& local = result_.local;
+    copy_nodes(own);
+    local.parameters = whole.parameters;
+    local.without_influence = whole.without_influence;
+    const auto made_here = [&](ValueId id) {
+      const NodeId from = id == kNoValue ? kNoNode : whole_.value(id).producer;
+      return from != kNoNode && local_node_[static_cast<size_t>(from)] != kNoNode
+                 ? local_value_[static_cast<size_t>(id)]
+                 : kNoValue;
+    };
+    local.loss_sum = made_here(whole.loss_sum);
+    local.item_count = made_here(whole.item_count);
+    local.grad_norm = made_here(whole.grad_norm);
+    local.correct = made_here(whole.correct);
+  }
+
   // Turns the inputs of `id` that are made elsewhere to received copies, for every place that runs
   // it.
   void move_inputs(NodeId id) {
-    const Node node = whole_.node(id);
+    const Node& node = whole_.node(id);
+    const auto read_here = [&](size_t i, ValueId copy) {
+      graph().node(local_node_[static_cast<size_t>(id)]).inputs[i] = copy;
+    };
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const NodeId from =
           node.inputs[i] == kNoValue ? kNoNode : whole_.value(node.inputs[i]).producer;
@@ -78,8 +155,8 @@ class RankGraphBuilder {
       if (!is_update(node)) {
         if (stage_of(from) != stage_of(id)) {
           const ValueId copy = transfer_to_stage(node.inputs[i], from, id);
-          if (runs_here_[static_cast<size_t>(id)]) {
-            graph().node(id).inputs[i] = copy;
+          if (local_node_[static_cast<size_t>(id)] != kNoNode) {
+            read_here(i, copy);
           }
         }
         continue;
@@ -88,7 +165,7 @@ class RankGraphBuilder {
         if (!runs_on(from, to)) {
           const ValueId copy = transfer_to_rank(node.inputs[i], from, id, to);
           if (to == rank_) {
-            graph().node(id).inputs[i] = copy;
+            read_here(i, copy);
           }
         }
       }
@@ -148,13 +225,13 @@ class RankGraphBuilder {
       Attributes attributes = common;
       attributes.set("peer", int64_t{target});
       append("Send",
-             {value},
+             {local_value_[static_cast<size_t>(value)]},
              std::move(attributes),
              "send/" + name,
              send_region,
              send_stage,
              2 * from + 2,
-             read_in_reduce(value));
+             read_in_reduce_[static_cast<size_t>(value)]);
     }
     if (target != rank_) {
       return kNoValue;
@@ -170,7 +247,7 @@ class RankGraphBuilder {
                   recv_region,
                   recv_stage,
                   2 * reader,
-                  read_in_reduce(value));
+                  read_in_reduce_[static_cast<size_t>(value)]);
   }
 
   ValueId append(const std::string& op_type,
@@ -185,33 +262,33 @@ class RankGraphBuilder {
     builder.set_region(region);
     const std::vector<ValueId> outputs = builder.node(op_type, inputs, std::move(attributes), name);
     positions_.push_back(position);
-    runs_here_.push_back(true);
-    phase_stage_.push_back(stage);
-    in_reduce_.push_back(in_reduce);
+    stages_.push_back(stage);
+    reduces_.push_back(in_reduce);
     return outputs.empty() ? kNoValue : outputs[0];
   }
 
-  // Keeps this rank's nodes, in the whole graph's order.
-  void cut_out() {
-    std::vector<NodeId> keep;
-    for (NodeId id = 0; id < graph().num_nodes(); ++id) {
-      if (runs_here_[static_cast<size_t>(id)]) {
-        keep.push_back(id);
-      }
-    }
-    std::stable_sort(keep.begin(), keep.end(), [&](NodeId a, NodeId b) {
+  // The nodes, transfers among them, in the whole graph's order.
+  void order() {
+    std::vector<NodeId> nodes(static_cast<size_t>(graph().num_nodes()));
+    std::iota(nodes.begin(), nodes.end(), 0);
+    std::stable_sort(nodes.begin(), nodes.end(), [&](NodeId a, NodeId b) {
       return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
     });
-    keep_nodes(result_.local, keep, /*drop_unused=*/true);
-    for (const NodeId id : keep) {
-      reduces_.push_back(in_reduce_[static_cast<size_t>(id)]);
-      stages_.push_back(phase_stage_[static_cast<size_t>(id)]);
+    keep_nodes(result_.local, nodes, /*drop_unused=*/true);
+    std::vector<int> stages;
+    std::vector<bool> reduces;
+    for (const NodeId id : nodes) {
+      stages.push_back(stages_[static_cast<size_t>(id)]);
+      reduces.push_back(reduces_[static_cast<size_t>(id)]);
     }
+    stages_ = std::move(stages);
+    reduces_ = std::move(reduces);
   }
 
   // Update nodes that a gradient collective waits for, and the collectives themselves.
   void find_reduce_nodes() {
     in_reduce_.assign(static_cast<size_t>(whole_.num_nodes()), false);
+    read_in_reduce_.assign(static_cast<size_t>(whole_.num_values()), false);
     for (NodeId id = whole_.num_nodes(); id-- > 0;) {
       const Node& node = whole_.node(id);
       const bool collective =
@@ -222,19 +299,16 @@ class RankGraphBuilder {
       }
       in_reduce_[static_cast<size_t>(id)] = true;
       for (const ValueId input : node.inputs) {
-        const NodeId from = input == kNoValue ? kNoNode : whole_.value(input).producer;
+        if (input == kNoValue) {
+          continue;
+        }
+        read_in_reduce_[static_cast<size_t>(input)] = true;
+        const NodeId from = whole_.value(input).producer;
         if (from != kNoNode) {
           in_reduce_[static_cast<size_t>(from)] = true;
         }
       }
     }
-  }
-
-  bool read_in_reduce(ValueId value) const {
-    const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(value)];
-    return std::any_of(readers.begin(), readers.end(), [&](NodeId reader) {
-      return is_update(whole_.node(reader)) && in_reduce_[static_cast<size_t>(reader)];
-    });
   }
 
   // Backward nodes that a stage below, or the micro-batch's own forward order, waits for: what
@@ -304,16 +378,17 @@ class RankGraphBuilder {
   const StageCut& cut_;
   const Plan& plan_;
   int rank_;
-  std::vector<std::vector<NodeId>> consumers_;
   RankGraph result_;
+  std::vector<NodeId> local_node_;    // by node of the whole graph; kNoNode: runs elsewhere
+  std::vector<ValueId> local_value_;  // by value of the whole graph
   // (value, virtual stage or pipeline rank, within the update?) -> received copy.
   std::map<std::tuple<ValueId, int, bool>, ValueId> moved_;
-  std::vector<int> positions_;  // of nodes of the growing graph
-  std::vector<bool> runs_here_;
-  std::vector<int> phase_stage_;
-  std::vector<int> stages_;      // of the local graph's nodes
-  std::vector<bool> in_reduce_;  // of nodes of the growing graph
-  std::vector<bool> reduces_;    // of the local graph's nodes
+  // Of the local graph's nodes.
+  std::vector<int> positions_;  // in the whole graph
+  std::vector<int> stages_;     // virtual
+  std::vector<bool> reduces_;
+  std::vector<bool> in_reduce_;       // of the whole graph's nodes
+  std::vector<bool> read_in_reduce_;  // of its values
   int64_t next_tag_ = 0;
 };
 

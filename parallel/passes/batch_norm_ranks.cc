@@ -10,6 +10,9 @@ namespace trainrt {
 TrainingGraph fold_running_averages(TrainingGraph lowered,
                                     const std::vector<std::vector<MicroBatchCut>>& ranks,
                                     int data_rank) {
+  if (lowered.graph.values_of_kind(ValueKind::kState).empty()) {
+    return lowered;
+  }
   std::vector<int64_t> counts;
   for (const std::vector<MicroBatchCut>& cuts : ranks) {
     counts.push_back(static_cast<int64_t>(cuts.size()));

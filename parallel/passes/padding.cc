@@ -253,8 +253,7 @@ class Padder {
 
 }  // namespace
 
-TrainingGraph pad_products(const TrainingGraph& graph,
-                           const std::map<std::string, int64_t>& multiples) {
+TrainingGraph pad_products(TrainingGraph graph, const std::map<std::string, int64_t>& multiples) {
   if (multiples.empty()) {
     return graph;
   }

@@ -33,7 +33,6 @@ NodePadding node_padding(const OpContext& op, int64_t multiple);
 
 // Pads the nodes named in `multiples` (Plan::padding). A name that the graph does not have belongs
 // to another rank. Returns the graph unchanged when nothing is to be padded.
-TrainingGraph pad_products(const TrainingGraph& graph,
-                           const std::map<std::string, int64_t>& multiples);
+TrainingGraph pad_products(TrainingGraph graph, const std::map<std::string, int64_t>& multiples);
 
 }  // namespace trainrt

@@ -180,7 +180,7 @@ class Recomputer {
 
 }  // namespace
 
-TrainingGraph apply_recompute(const TrainingGraph& whole, const Plan& plan) {
+TrainingGraph apply_recompute(TrainingGraph whole, const Plan& plan) {
   const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const PlanStage& stage) {
     return stage.recompute != RecomputeMode::kNone;
   });

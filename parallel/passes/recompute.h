@@ -12,6 +12,6 @@ namespace trainrt {
 // (the inputs of blocks) and runs blocks again; Plan's recompute_nodes, where given, are the nodes
 // instead. Clones draw the same random numbers and change no state, so results are equal to the
 // bit.
-TrainingGraph apply_recompute(const TrainingGraph& whole, const Plan& plan);
+TrainingGraph apply_recompute(TrainingGraph whole, const Plan& plan);
 
 }  // namespace trainrt
