@@ -83,6 +83,10 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
   if (request.pins.micro_batch.has_value()) {
     return {std::min(*request.pins.micro_batch, request.global_batch)};
   }
+  if (request.pins.exact_reduction) {  // equal bits at every data degree: whole logical shards
+    const int64_t shards = std::min(request.pins.logical_shards, request.global_batch);
+    return {(request.global_batch + shards - 1) / shards};
+  }
   std::set<int64_t> sizes;
   for (int64_t b = 1; b < samples && b <= request.largest_micro_batch; b *= 2) {
     sizes.insert(b);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "parallel/topology.h"
 
@@ -13,7 +14,7 @@ enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kAllTo
 
 struct CollectiveTime {
   double seconds = 0;
-  std::string algorithm;  // "ring/ll128", "tree/simple", "nvls/simple", "none"
+  std::string_view algorithm;  // "ring/ll128", "tree/simple", "nvls/simple", "none"
 };
 
 // `bytes`: of the whole tensor (of all shards together for reduce-scatter and all-gather).

@@ -165,6 +165,12 @@ class Profiler {
       phase->stream(static_cast<double>(padding->copied_bytes) * scale_);
       padded_[node.name] = padded;
     }
+    const bool sums =
+        node.op_type == "BatchNormGradSums" && node.attributes.get_int("fixed", 0) == 0;
+    if (sums || node.op_type == "BatchNormMoments") {
+      phase->statistics_bytes.push_back(
+          static_cast<double>(graph_.value(node.outputs[0]).type.bytes()));
+    }
     if (request_.rearranges_images && node.op_type.starts_with("Conv")) {
       phase->stream(2 * cost.bytes);
     }

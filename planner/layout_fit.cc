@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "planner/shares.h"
 #include "planner/stage_partition.h"
@@ -30,19 +29,24 @@ constexpr double kRepairable = 0.2;
 constexpr int64_t kFewCuts = 200;
 // Where there are at most so many ways to share, the search begins from each.
 constexpr int64_t kFewShares = 64;
+// Cuts that the local search looks at, whether they fit or not.
+constexpr int kMostLooks = 20000;
 
 }  // namespace
 
 LayoutFit::LayoutFit(const StepRequest& request,
-                     int total,
+                     const StepMicroBatches& micro_batches,
                      const std::vector<int>& counts,
                      CutCache* balanced,
                      Layout* layout)
     : request_(request),
-      total_(total),
+      timed_(request),
+      units_(micro_batches.total / micro_batches.together),
+      together_(micro_batches.together),
       fixed_(!counts.empty()),
       balanced_(balanced),
       layout_(layout) {
+  timed_.time_only = true;
   if (fixed_) {
     layout_->num_micro_batches = counts;
   }
@@ -108,9 +112,18 @@ bool LayoutFit::start() {
     return false;
   }
   // An even spread has the fewest micro-batches in flight.
-  layout_->num_micro_batches =
-      spread_micro_batches(total_, std::vector<double>(kinds_.size(), 1), {});
+  layout_->num_micro_batches = spread(std::vector<double>(kinds_.size(), 1), {});
   return cut() && shortage() <= 0;
+}
+
+// Micro-batches of each data rank by its pace; `caps`: most units of each.
+std::vector<int> LayoutFit::spread(const std::vector<double>& pace,
+                                   const std::vector<int>& caps) const {
+  std::vector<int> counts = spread_micro_batches(units_, pace, caps);
+  for (int& count : counts) {
+    count *= together_;
+  }
+  return counts;
 }
 
 // Seconds per micro-batch of a data rank with stages of these types, were all of them equally long.
@@ -132,7 +145,7 @@ void LayoutFit::share() {
     return;
   }
   if (request_.uniform) {
-    layout_->num_micro_batches = {(total_ + layout_->data - 1) / layout_->data};
+    layout_->num_micro_batches = {(units_ + layout_->data - 1) / layout_->data * together_};
     return;
   }
   const std::vector<int>& first = layout_->first_block;
@@ -149,7 +162,7 @@ void LayoutFit::share() {
     }
     pace.push_back(cut ? *std::max_element(stages.begin(), stages.end()) : perfect_pace(types));
   }
-  layout_->num_micro_batches = spread_micro_batches(total_, pace, {});
+  layout_->num_micro_batches = spread(pace, {});
 }
 
 bool LayoutFit::cut() {
@@ -208,7 +221,11 @@ bool LayoutFit::cut() {
     return true;
   }
   const std::vector<int> short_of_memory = layout.first_block;
-  if (for_all_cuts(kFewCuts, [&] { return shortage() <= 0; }) && shortage() <= 0) {
+  if (for_all_cuts(request_.profile->num_blocks(),
+                   kFewCuts,
+                   &layout.first_block,
+                   [&] { return shortage() <= 0; }) &&
+      shortage() <= 0) {
     return true;
   }
   layout.first_block = short_of_memory;
@@ -271,35 +288,32 @@ bool LayoutFit::repair() {
   return false;
 }
 
-bool LayoutFit::for_all_cuts(int64_t most, const std::function<bool()>& fn) {
-  std::vector<int>& first = layout_->first_block;
-  const auto stages = static_cast<int64_t>(first.size());
-  const int64_t blocks = request_.profile->num_blocks();
-  int64_t ways = 1;
-  for (int64_t s = 1; s < stages && ways <= most; ++s) {
-    ways = ways * (blocks - s) / s;
-  }
-  if (ways > most) {
-    return false;
-  }
-  std::iota(first.begin(), first.end(), 0);
-  while (!fn()) {
-    // The next one: the last border that has room moves, those after it close up.
-    int64_t s = stages - 1;
-    while (s > 0 && first[static_cast<size_t>(s)] == blocks - (stages - s)) {
-      --s;
-    }
-    if (s == 0) {
-      break;
-    }
-    std::iota(first.begin() + s, first.end(), first[static_cast<size_t>(s)] + 1);
-  }
-  return true;
+bool LayoutFit::spent(int budget) const {
+  return num_replays_ >= budget || num_looks_ >= kMostLooks;
 }
 
-double LayoutFit::seconds() {
+// Of the present layout; where it takes `give_up` or more, perhaps no more than a bound.
+double LayoutFit::seconds(double give_up) {
   ++num_replays_;
-  return predict_step(request_).seconds;
+  timed_.give_up = give_up;
+  return predict_step(timed_).seconds;
+}
+
+// The same, remembered; 1e300 for cuts that do not fit.
+double LayoutFit::cut_seconds(double give_up) {
+  ++num_looks_;
+  const auto [found, is_new] =
+      tried_.try_emplace({layout_->first_block, layout_->num_micro_batches});
+  Tried& tried = found->second;
+  if (is_new && shortage() > 0) {
+    tried.seconds = 1e300;
+  } else if (is_new || (tried.bound && tried.seconds < give_up)) {
+    tried.seconds = seconds(give_up);
+    tried.bound = tried.seconds >= give_up;
+  } else if (tried.seconds < 1e300) {
+    ++num_replays_;  // the budget bounds what is looked at, new or not
+  }
+  return tried.seconds;
 }
 
 double LayoutFit::rank_seconds(int data_rank, int micro_batches) {
@@ -337,19 +351,20 @@ bool LayoutFit::improve_shares() {
       }
     }
     for (int r = 0; r < n; ++r) {
-      if (r != slowest &&
-          (taker < 0 || rank_seconds(r, count(r) + 1) < rank_seconds(taker, count(taker) + 1))) {
+      if (r != slowest && (taker < 0 || rank_seconds(r, count(r) + together_) <
+                                            rank_seconds(taker, count(taker) + together_))) {
         taker = r;
       }
     }
-    if (rank_seconds(taker, count(taker) + 1) >= kFaster * rank_seconds(slowest, count(slowest))) {
+    if (rank_seconds(taker, count(taker) + together_) >=
+        kFaster * rank_seconds(slowest, count(slowest))) {
       return changed;
     }
-    --counts[static_cast<size_t>(slowest)];
-    ++counts[static_cast<size_t>(taker)];
+    counts[static_cast<size_t>(slowest)] -= together_;
+    counts[static_cast<size_t>(taker)] += together_;
     if (shortage() > 0) {
-      ++counts[static_cast<size_t>(slowest)];
-      --counts[static_cast<size_t>(taker)];
+      counts[static_cast<size_t>(slowest)] += together_;
+      counts[static_cast<size_t>(taker)] -= together_;
       return changed;
     }
     changed = true;
@@ -366,8 +381,8 @@ bool LayoutFit::try_cuts(const std::vector<std::pair<int, int>>& moves, double* 
   for (size_t s = 1; s < first.size(); ++s) {
     valid = valid && first[s - 1] < first[s];
   }
-  if (valid && first.back() < request_.profile->num_blocks() && shortage() <= 0) {
-    const double now = seconds();
+  if (valid && first.back() < request_.profile->num_blocks()) {
+    const double now = cut_seconds(kFaster * *best);
     if (now < kFaster * *best) {
       *best = now;
       return true;
@@ -386,7 +401,7 @@ bool LayoutFit::slide_borders(int budget, double* best) {
     const auto at = static_cast<size_t>(border);
     const int low = first[at - 1] + 1;
     const int high = border + 1 < stages ? first[at + 1] : request_.profile->num_blocks();
-    for (int place = low; place < high && num_replays_ < budget; ++place) {
+    for (int place = low; place < high && !spent(budget); ++place) {
       if (place != first[at]) {
         gained = try_cuts({{border, place - first[at]}}, best) || gained;
       }
@@ -407,7 +422,7 @@ bool LayoutFit::move_borders(int more,
   const auto stages = static_cast<int>(layout_->first_block.size());
   for (int border = moves->empty() ? 1 : moves->back().first + 1; border < stages; ++border) {
     for (const int step : {-1, 1}) {
-      if (num_replays_ >= budget) {
+      if (spent(budget)) {
         return gained;
       }
       moves->emplace_back(border, step);
@@ -422,7 +437,7 @@ bool LayoutFit::move_borders(int more,
 bool LayoutFit::descend(int budget, double* best) {
   constexpr int kMostTogether = 3;
   bool changed = false;
-  for (int together = 1; together <= kMostTogether && num_replays_ < budget;) {
+  for (int together = 1; together <= kMostTogether && !spent(budget);) {
     std::vector<std::pair<int, int>> moves;
     if (together == 1 ? slide_borders(budget, best)
                       : move_borders(together, budget, &moves, best)) {
@@ -448,8 +463,8 @@ bool LayoutFit::improve_cuts(int budget) {
   double best = seconds();
   const std::vector<int> begin = first;
   std::vector<int> chosen = begin;
-  const bool all = for_all_cuts(budget, [&] {
-    const double now = shortage() <= 0 ? seconds() : 1e300;
+  const bool all = for_all_cuts(request_.profile->num_blocks(), budget, &first, [&] {
+    const double now = cut_seconds(kFaster * best);
     if (now < kFaster * best) {
       best = now;
       chosen = first;
@@ -467,7 +482,7 @@ bool LayoutFit::improve_cuts(int budget) {
     for (size_t s = 1; s < first.size(); ++s) {
       first[s] = static_cast<int>(s) + shift;
     }
-    double other = num_replays_ < budget && shortage() <= 0 ? seconds() : 1e300;
+    double other = !spent(budget) && shortage() <= 0 ? seconds() : 1e300;
     if (other < 1e300) {
       descend(budget, &other);
     }
@@ -490,22 +505,22 @@ std::vector<std::vector<int>> LayoutFit::other_shares() {
   const size_t n = kinds_.size();
   int64_t ways = 1;
   for (size_t r = 1; r < n && ways <= kFewShares; ++r) {
-    ways = ways * (total_ + static_cast<int64_t>(r)) / static_cast<int64_t>(r);
+    ways = ways * (units_ + static_cast<int64_t>(r)) / static_cast<int64_t>(r);
   }
   if (ways <= kFewShares) {
     std::vector<int> counts(n, 0);
     const std::function<void(size_t, int)> extend = [&](size_t r, int left) {
       if (r + 1 == n) {
-        counts[r] = left;
+        counts[r] = left * together_;
         starts.push_back(counts);
         return;
       }
       for (int own = 0; own <= left; ++own) {
-        counts[r] = own;
+        counts[r] = own * together_;
         extend(r + 1, left - own);
       }
     };
-    extend(0, total_);
+    extend(0, units_);
     return starts;
   }
   // Each set of kinds that some data rank is not of.
@@ -519,9 +534,9 @@ std::vector<std::vector<int>> LayoutFit::other_shares() {
     for (const std::vector<int>& kind : kinds_) {
       const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
       pace.push_back(perfect_pace(kind));
-      caps.push_back((set >> at & 1) != 0 ? total_ : 0);
+      caps.push_back((set >> at & 1) != 0 ? units_ : 0);
     }
-    starts.push_back(spread_micro_batches(total_, pace, caps));
+    starts.push_back(spread(pace, caps));
   }
   return starts;
 }
@@ -536,14 +551,14 @@ double LayoutFit::least_seconds(const std::vector<int>& counts) {
 }
 
 void LayoutFit::climb(int budget) {
-  for (bool again = true; again && num_replays_ < budget;) {
+  for (bool again = true; again && !spent(budget);) {
     again = improve_shares();
     again = improve_cuts(budget) || again;
   }
 }
 
 int LayoutFit::improve(int budget) {
-  num_replays_ = 0;
+  num_replays_ = num_looks_ = 0;
   climb(budget);
   std::vector<std::vector<int>> starts = other_shares();
   if (starts.empty()) {
@@ -552,8 +567,7 @@ int LayoutFit::improve(int budget) {
   Layout best = *layout_;
   double least = seconds();
   for (const std::vector<int>& counts : starts) {
-    if (num_replays_ >= budget || counts == best.num_micro_batches ||
-        least_seconds(counts) >= least) {
+    if (spent(budget) || counts == best.num_micro_batches || least_seconds(counts) >= least) {
       continue;
     }
     layout_->num_micro_batches = counts;
@@ -561,7 +575,7 @@ int LayoutFit::improve(int budget) {
       continue;
     }
     climb(budget);
-    const double now = seconds();
+    const double now = seconds(kFaster * least);
     if (now < kFaster * least) {
       least = now;
       best = *layout_;

@@ -12,16 +12,22 @@
 
 namespace trainrt {
 
+// Micro-batches of a step.
+struct StepMicroBatches {
+  int total = 1;
+  int together = 1;  // data ranks take so many at a time; divides `total`
+};
+
 class LayoutFit {
  public:
   // Cuts that depend on neither memory nor devices, of a search.
   using CutCache =
       std::map<std::tuple<const ModelProfile*, RecomputeMode, size_t>, std::vector<int>>;
 
-  // `total` micro-batches over the data ranks of *layout; `counts`: of each, where they are fixed.
-  // request.layout must be `layout`, which is changed.
+  // Over the data ranks of *layout; `counts`: of each, where they are fixed. request.layout must be
+  // `layout`, which is changed.
   LayoutFit(const StepRequest& request,
-            int total,
+            const StepMicroBatches& micro_batches,
             const std::vector<int>& counts,
             CutCache* balanced,
             Layout* layout);
@@ -40,8 +46,11 @@ class LayoutFit {
   bool cut();
   bool repair();
   void share();
+  std::vector<int> spread(const std::vector<double>& pace, const std::vector<int>& caps) const;
   int64_t shortage() const;
-  double seconds();
+  bool spent(int budget) const;
+  double seconds(double give_up = 1e300);
+  double cut_seconds(double give_up);
   double rank_seconds(int data_rank, int micro_batches);
   double perfect_pace(const std::vector<int>& types);
   std::vector<std::vector<int>> other_shares();
@@ -49,8 +58,6 @@ class LayoutFit {
   void climb(int budget);
   bool improve_shares();
   bool improve_cuts(int budget);
-  // Whether there are at most `most` ways to cut; calls fn with each if so, until it returns true.
-  bool for_all_cuts(int64_t most, const std::function<bool()>& fn);
   bool descend(int budget, double* best);
   bool slide_borders(int budget, double* best);
   bool move_borders(int more, int budget, std::vector<std::pair<int, int>>* moves, double* best);
@@ -60,15 +67,22 @@ class LayoutFit {
   const std::vector<double>& block_seconds(int device_type);
 
   const StepRequest& request_;
-  int total_;
-  bool fixed_;  // the counts are
+  StepRequest timed_;  // the same, for the time alone
+  int units_;          // that data ranks take one at a time,
+  int together_;       // each of so many micro-batches
+  bool fixed_;         // the counts are
   CutCache* balanced_;
   std::vector<int> pinned_cuts_;
   Layout* layout_;
   std::vector<std::vector<int>> kinds_;                       // by data rank: types of its stages
   std::map<int, std::vector<double>> block_seconds_;          // by device type
   std::map<std::pair<std::vector<int>, int>, double> known_;  // rank_seconds() of the present cuts
-  int num_replays_ = 0;
+  struct Tried {
+    double seconds = 0;
+    bool bound = false;  // that sufficed then
+  };
+  std::map<std::pair<std::vector<int>, std::vector<int>>, Tried> tried_;  // by cuts and shares
+  int num_replays_ = 0, num_looks_ = 0;
 };
 
 }  // namespace trainrt

@@ -34,6 +34,8 @@ struct KernelProfile {
 struct PhaseProfile {
   std::vector<KernelProfile> kernels;
   std::vector<TensorCollective> collectives;
+  // Of each sum that BatchNorm, where it is synchronised, adds over the data ranks.
+  std::vector<double> statistics_bytes;
 
   void kernel(Cost cost, bool fused_attention = false) {
     kernels.push_back({std::move(cost), fused_attention, {}, {}});

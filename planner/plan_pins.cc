@@ -49,9 +49,13 @@ class Pinner {
       pin("--micro-batch-size", "micro_batch_size", pins_->micro_batch, plan_.micro_batch_size);
     }
     pins_->offload_optimizer = pins_->offload_optimizer || plan_.offload_optimizer;
-    pins_->exact_reduction = plan_.exact_reduction;
-    pins_->logical_shards = plan_.logical_shards;
-    pins_->sync_batch_norm = plan_.sync_batch_norm;
+    if (stated_.count("reduction") != 0) {
+      pins_->exact_reduction = plan_.exact_reduction;
+      pins_->logical_shards = plan_.logical_shards;
+    }
+    if (stated_.count("batch_norm") != 0) {
+      pins_->sync_batch_norm = plan_.sync_batch_norm;
+    }
     pins_->placements = plan_.placements;
     pins_->padding = plan_.padding;
     pin_stages();
@@ -520,10 +524,10 @@ std::vector<int> pinned_cuts(const PlanPins& pins, const std::vector<int>& last_
   return first_block;
 }
 
-void pin_shares(const PlanPins& pins, Layout* layout) {
+void take_shares(const std::vector<DataShare>& shares, const PlanPins& pins, Layout* layout) {
   Plan plan;
-  plan.data_parallel = static_cast<int>(pins.data_shares.size());
-  plan.shares = pins.data_shares;
+  plan.data_parallel = static_cast<int>(shares.size());
+  plan.shares = shares;
   plan.exact_reduction = pins.exact_reduction;
   plan.logical_shards = pins.logical_shards;
   for (const DataShare& share : plan.shares) {

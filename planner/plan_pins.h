@@ -60,9 +60,10 @@ void pin_plan(const Plan& plan,
 void check_model_pins(const PlanPins& pins, const Graph& graph, int num_nodes);
 
 // What a plan's stages and shares make of a layout: recomputation by virtual stage (empty where it
-// is open), the first block of every virtual stage, micro-batches by data rank.
+// is open), the first block of every virtual stage, micro-batches by data rank, cut as the pinned
+// reduction wants them.
 std::vector<RecomputeMode> pinned_recompute(const PlanPins& pins);
 std::vector<int> pinned_cuts(const PlanPins& pins, const std::vector<int>& last_source);
-void pin_shares(const PlanPins& pins, Layout* layout);
+void take_shares(const std::vector<DataShare>& shares, const PlanPins& pins, Layout* layout);
 
 }  // namespace trainrt

@@ -35,7 +35,7 @@ PlanSearch::PlanSearch(const PlanRequest& request, SearchModel* model)
       block_pins_(request.pins.block_pins()),
       uniform_(request.topology.is_uniform()) {
   for (SearchCaches& caches : model->caches) {
-    caches.prices.data_links.clear();  // of another number of hosts
+    caches.prices.links.clear();  // of another number of hosts
   }
 }
 
@@ -112,7 +112,8 @@ std::shared_ptr<const GraphProfile> PlanSearch::make_profile(int64_t micro_batch
   wanted.pins = &block_pins_;
   wanted.choose_padding = true;
   wanted.split_at_any_price = at_any_price;
-  const DeviceSpec device = request_.device_spec ? request_.device_spec(0) : DeviceSpec{};
+  const DeviceSpec device =
+      request_.device_spec ? request_.device_spec(request_.topology, 0) : DeviceSpec{};
   wanted.device = request_.device_spec ? &device : nullptr;
   auto made = std::make_shared<GraphProfile>(graph_profile(wanted));
   if (request_.tokens_per_sample > 0) {
@@ -181,7 +182,7 @@ void PlanSearch::add_shapes(int degrees, int order, int profile_index) {
   candidate.layout = layout_of(shape);
   Layout& layout = candidate.layout;
   const StepRequest request = step_request(candidate);
-  const int total = num_micro_batches(layout.micro_batch);
+  const int total = least_micro_batches(layout.micro_batch);
   const std::vector<int> counts = least_counts(layout);
   const double price = hourly_price(layout);
   for (const RecomputeMode recompute : recomputes()) {
@@ -272,6 +273,11 @@ Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
   layout.stage_recompute = pinned_recompute(request_.pins);
   layout.sequence_parallel = model.sequence_parallel;
   layout.offload_optimizer = request_.pins.offload_optimizer;
+  layout.sync_batch_norm = request_.pins.sync_batch_norm;
+  if (request_.pins.exact_reduction) {
+    layout.exact =
+        exact_sums(request_.global_batch, d.data, model.micro_batch, request_.pins.logical_shards);
+  }
   layout.micro_batch = model.micro_batch;
   if (place) {
     layout.devices = orders_[static_cast<size_t>(shape.degrees)][static_cast<size_t>(shape.order)];
@@ -298,8 +304,42 @@ StepRequest PlanSearch::step_request(const Candidate& candidate, Caches* caches)
   return step;
 }
 
+int PlanSearch::num_logical_shards() const {
+  return static_cast<int>(std::min(request_.pins.logical_shards, request_.global_batch));
+}
+
+// An exact reduction keeps those of a logical shard together.
+int PlanSearch::micro_batches_together(int64_t micro_batch) const {
+  if (!request_.pins.exact_reduction) {
+    return 1;
+  }
+  const int64_t shards = num_logical_shards();
+  const int64_t largest = (request_.global_batch + shards - 1) / shards;
+  return static_cast<int>((largest + micro_batch - 1) / micro_batch);
+}
+
 int PlanSearch::num_micro_batches(int64_t micro_batch) const {
-  return static_cast<int>((request_.global_batch + micro_batch - 1) / micro_batch);
+  return request_.pins.exact_reduction
+             ? num_logical_shards() * micro_batches_together(micro_batch)
+             : static_cast<int>((request_.global_batch + micro_batch - 1) / micro_batch);
+}
+
+// Full ones, of which a step takes no more time than of what there is.
+int PlanSearch::least_micro_batches(int64_t micro_batch) const {
+  return request_.pins.exact_reduction
+             ? static_cast<int>(std::max<int64_t>(1, request_.global_batch / micro_batch))
+             : num_micro_batches(micro_batch);
+}
+
+std::vector<DataShare> PlanSearch::shares_by(const std::vector<double>& weights,
+                                             const Layout& layout) const {
+  return request_.pins.exact_reduction
+             ? make_exact_shares(request_.global_batch,
+                                 layout.data,
+                                 layout.micro_batch,
+                                 weights,
+                                 request_.pins.logical_shards)
+             : make_shares(request_.global_batch, layout.data, layout.micro_batch, weights);
 }
 
 // Micro-batches of each data rank where the shares are pinned; else empty.
@@ -309,8 +349,7 @@ std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
     counts.push_back(static_cast<int>(share.num_micro_batches));
   }
   if (!request_.pins.shares.empty()) {
-    for (const DataShare& share : make_shares(
-             request_.global_batch, layout.data, layout.micro_batch, request_.pins.shares)) {
+    for (const DataShare& share : shares_by(request_.pins.shares, layout)) {
       counts.push_back(static_cast<int>(share.num_micro_batches));
     }
   }
@@ -319,11 +358,14 @@ std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
 
 // The same in whole micro-batches, of which a step takes no more time than of what is there.
 std::vector<int> PlanSearch::least_counts(const Layout& layout) const {
-  if (request_.pins.data_shares.empty()) {
+  const bool exact = request_.pins.exact_reduction;
+  if (request_.pins.data_shares.empty() && !(exact && !request_.pins.shares.empty())) {
     return fixed_counts(layout);
   }
   std::vector<int> counts;
-  for (const DataShare& share : request_.pins.data_shares) {
+  for (const DataShare& share : request_.pins.data_shares.empty()
+                                    ? shares_by(request_.pins.shares, layout)
+                                    : request_.pins.data_shares) {
     counts.push_back(static_cast<int>(share.num_samples / layout.micro_batch));
   }
   return counts;
@@ -334,10 +376,13 @@ LayoutFit PlanSearch::layout_fit(const StepRequest& request,
                                  Candidate* candidate,
                                  Caches* caches) const {
   Layout& layout = candidate->layout;
-  LayoutFit fit(
-      request, num_micro_batches(layout.micro_batch), fixed_counts(layout), &caches->cuts, &layout);
+  LayoutFit fit(request,
+                {num_micro_batches(layout.micro_batch), micro_batches_together(layout.micro_batch)},
+                fixed_counts(layout),
+                &caches->cuts,
+                &layout);
   if (!request_.pins.data_shares.empty()) {
-    pin_shares(request_.pins, &layout);
+    take_shares(request_.pins.data_shares, request_.pins, &layout);
   }
   if (!request_.pins.stages.empty()) {
     fit.pin_cuts(pinned_cuts(request_.pins,
@@ -347,7 +392,10 @@ LayoutFit PlanSearch::layout_fit(const StepRequest& request,
 }
 
 void PlanSearch::write_shares(Candidate* candidate) const {
-  const Layout& layout = candidate->layout;
+  Layout& layout = candidate->layout;
+  if (!candidate->shares.empty()) {
+    return;
+  }
   if (!request_.pins.data_shares.empty()) {
     candidate->shares = request_.pins.data_shares;
     return;
@@ -356,7 +404,10 @@ void PlanSearch::write_shares(Candidate* candidate) const {
   if (weights.empty() && layout.num_micro_batches.size() > 1) {
     weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
   }
-  candidate->shares = make_shares(request_.global_batch, layout.data, layout.micro_batch, weights);
+  candidate->shares = shares_by(weights, layout);
+  if (request_.pins.exact_reduction) {  // logical shards may differ by a sample
+    take_shares(candidate->shares, request_.pins, &layout);
+  }
 }
 
 // The candidate that is least short of memory explains an infeasible request.

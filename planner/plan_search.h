@@ -82,7 +82,11 @@ class PlanSearch {
   StepRequest step_request(const Candidate& candidate) {
     return step_request(candidate, &model_->caches[0]);
   }
+  int num_logical_shards() const;
+  int micro_batches_together(int64_t micro_batch) const;
   int num_micro_batches(int64_t micro_batch) const;
+  int least_micro_batches(int64_t micro_batch) const;
+  std::vector<DataShare> shares_by(const std::vector<double>& weights, const Layout& layout) const;
   std::vector<int> fixed_counts(const Layout& layout) const;
   std::vector<int> least_counts(const Layout& layout) const;
   LayoutFit layout_fit(const StepRequest& request, Candidate* candidate, Caches* caches) const;

@@ -97,13 +97,16 @@ bool PlanSearch::settle_memory(Candidate* candidate) {
   }
   write_shares(candidate);
   const Plan plan = plan_of(request_, *candidate, own);
-  const bool whole = ProgramMemory::is_quick(plan, own.num_nodes, request_.device_spec(0));
+  const bool whole =
+      ProgramMemory::is_quick(plan, own.num_nodes, request_.device_spec(request_.topology, 0));
   if (!whole && !request_.program_source.forward) {
     return true;
   }
   const std::vector<StageMemory> estimate = candidate->prediction.stages;
   try {
-    const auto device = [&](int rank) { return request_.device_spec(layout.device(rank)); };
+    const auto device = [&](int rank) {
+      return request_.device_spec(request_.topology, layout.device(rank));
+    };
     if (whole) {
       const auto cost = [&](int rank) { return cpu_cost(layout.device(rank)); };
       candidate->rank_memory = ProgramMemory(request_.programs, plan, device, cost).all();

@@ -35,7 +35,7 @@ struct PlanRequest {
   // them memory stays an estimate.
   TrainingGraphFactory programs;
   ProgramSource program_source;  // optional: the same in two halves, for models too large for that
-  std::function<DeviceSpec(int device)> device_spec;
+  std::function<DeviceSpec(const Topology& topology, int device)> device_spec;
   int num_nodes = 0;  // of the imported graph; 0: from the training graph
   Objective objective = Objective::kThroughput;
   std::map<std::string, double> price;  // per device-hour, by type name

@@ -52,7 +52,40 @@ PricedProfile::PricedProfile(const ModelProfile& profile,
         price(block.weight_grad, cost, tensor_group, engine, engine.backward_launch_seconds);
     priced.selective = price(block.selective, cost, tensor_group, engine, engine.launch_seconds);
     classes_.push_back(priced);
+    for (const RecomputeMode mode :
+         {RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull}) {
+      const PricedPhase again = !block.recomputed || mode == RecomputeMode::kNone ? PricedPhase{}
+                                : mode == RecomputeMode::kFull                    ? priced.forward
+                                                               : priced.selective;
+      blocks_[static_cast<size_t>(mode)].push_back(
+          {{priced.forward.total(),
+            priced.input_grad.total() + priced.weight_grad.total() + again.total(),
+            priced.weight_grad.total()},
+           priced.forward.communication + priced.input_grad.communication +
+               priced.weight_grad.communication + again.communication});
+    }
   }
+  for (size_t mode = 0; mode < before_.size(); ++mode) {
+    PricedRun sum;
+    for (const int block : profile.blocks) {
+      before_[mode].push_back(sum);
+      const PricedRun& own = blocks_[mode][static_cast<size_t>(block)];
+      sum.times.forward += own.times.forward;
+      sum.times.backward += own.times.backward;
+      sum.times.weight_grad += own.times.weight_grad;
+      sum.communication += own.communication;
+    }
+    before_[mode].push_back(sum);
+  }
+}
+
+PricedRun PricedProfile::run(int first, int end, RecomputeMode mode) const {
+  const std::vector<PricedRun>& before = before_[static_cast<size_t>(mode)];
+  const PricedRun &a = before[static_cast<size_t>(first)], &b = before[static_cast<size_t>(end)];
+  return {{b.times.forward - a.times.forward,
+           b.times.backward - a.times.backward,
+           b.times.weight_grad - a.times.weight_grad},
+          b.communication - a.communication};
 }
 
 }  // namespace trainrt

@@ -53,6 +53,8 @@ std::string layout_text(const Layout& l) {
                  "  recompute ",
                  mixed ? "by stage" : recompute_name(l.recompute_of(0)));
   text += l.sequence_parallel ? "  sequence-parallel" : "";
+  text += l.exact.exchanged > 0 ? "  exact reduction" : "";
+  text += l.sync_batch_norm ? "  batch norm sync" : "";
   return text + (l.offload_optimizer ? "  optimizer offloaded" : "");
 }
 

@@ -87,9 +87,6 @@ std::optional<Graph> keep_blocks(const Graph& forward,
   if (kept.empty() || kept.front() != 0 || kept.back() != num_blocks - 1) {
     return std::nullopt;
   }
-  if (!forward.updates().empty()) {
-    return std::nullopt;  // running averages stand apart from the blocks they belong to
-  }
   std::map<ValueId, ValueId> instead;  // of what the last block of a cut segment hands on
   std::set<ValueId> handed_on;         // to the first block of one
   std::vector<NodeId> nodes;

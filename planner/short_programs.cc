@@ -6,9 +6,11 @@
 #include "planner/short_programs.h"
 
 #include <algorithm>
+#include <array>
 #include <future>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 
 #include "graph/base/error.h"
@@ -120,8 +122,20 @@ class ShortPipeline {
   struct Compiled {
     Plan plan;
     std::vector<int> kept;  // blocks
-    bool fits_together = true;
-    std::unique_ptr<ProgramMemory> memory;
+    // Of the first ranks of the groups that is_first() names, and of the others.
+    std::array<std::unique_ptr<ProgramMemory>, 2> memory;
+
+    const RankParts& parts(int rank) const {
+      return memory[is_first(plan, rank) ? 0 : 1]->parts(rank);
+    }
+    // Ranks that have their own share of a tensor group's graph, or of a data group's, apart from
+    // the others: two threads share out the work by them.
+    static bool is_first(const Plan& plan, int rank) {
+      const RankCoordinates at = rank_coordinates(plan, rank);
+      return plan.tensor_parallel > 1 ? at.tensor_rank == 0
+             : plan.zero_stage > 0    ? at.data_rank == 0
+                                      : true;
+    }
   };
 
   int num_stages() const { return static_cast<int>(plan_.stages.size()); }
@@ -264,26 +278,49 @@ class ShortPipeline {
       first = stage.last_node + 1;
       plan.stages.push_back(stage);
     }
-    const auto factory = [this, made](int64_t micro_batch, bool accumulate) {
-      std::optional<Graph> own = kept_graph(micro_batch, made->kept);
-      made->fits_together = own.has_value();
-      TRAINRT_REQUIRE(own.has_value(), kUnsupported, "the blocks do not fit together");
-      return source_.train(std::move(*own), micro_batch, accumulate);
+    struct Graphs {
+      std::mutex mutex;
+      std::map<std::pair<int64_t, bool>, TrainingGraph> made;
+      bool fit_together = true;
     };
-    try {
-      made->memory = std::make_unique<ProgramMemory>(
+    const auto graphs = std::make_shared<Graphs>();  // both threads begin with the same
+    const auto factory = [this, graphs, kept = made->kept](int64_t micro_batch, bool accumulate) {
+      const std::lock_guard<std::mutex> lock(graphs->mutex);
+      const auto found = graphs->made.find({micro_batch, accumulate});
+      if (found != graphs->made.end()) {
+        return found->second;
+      }
+      std::optional<Graph> own = kept_graph(micro_batch, kept);
+      graphs->fit_together = graphs->fit_together && own.has_value();
+      TRAINRT_REQUIRE(own.has_value(), kUnsupported, "the blocks do not fit together");
+      return graphs->made
+          .emplace(std::make_pair(micro_batch, accumulate),
+                   source_.train(std::move(*own), micro_batch, accumulate))
+          .first->second;
+    };
+    const auto compile_half = [&](bool first_ranks) {
+      std::unique_ptr<ProgramMemory>& memory = made->memory[first_ranks ? 0 : 1];
+      memory = std::make_unique<ProgramMemory>(
           factory,
           plan,
           [this](int rank) { return device_of(rank); },
           nullptr,
           [this](Program* program) { order_cells(program); });
-      for (int k = 0; k < num_kinds(); ++k) {
-        for (int rank = 0; rank < plan.data_parallel * plan.tensor_parallel; ++rank) {
-          made->memory->parts(k * plan.data_parallel * plan.tensor_parallel + rank);
+      for (int rank = 0; rank < plan.world_size(); ++rank) {
+        if (Compiled::is_first(plan, rank) == first_ranks) {
+          memory->parts(rank);
         }
       }
+    };
+    std::future<void> others = std::async(std::launch::async, compile_half, false);
+    try {
+      compile_half(true);
+      others.get();
     } catch (const Error&) {
-      if (made->fits_together) {
+      if (others.valid()) {
+        others.wait();
+      }
+      if (graphs->fit_together) {
         throw;
       }
       return false;
@@ -348,7 +385,7 @@ class ShortPipeline {
                                int stage,
                                const RankCoordinates& at) const {
     const int kind = kind_of_stage_[static_cast<size_t>(stage)];
-    return compiled.memory->parts(rank_of(compiled.plan, {kind, at.data_rank, at.tensor_rank}));
+    return compiled.parts(rank_of(compiled.plan, {kind, at.data_rank, at.tensor_rank}));
   }
 
   // Keys of tensors that two stages of the short pipeline hold.
@@ -356,7 +393,7 @@ class ShortPipeline {
     std::set<std::string> seen, twice;
     for (int k = 0; k < num_kinds() && plan_.virtual_stages > 1; ++k) {
       const RankParts& parts =
-          compiled.memory->parts(rank_of(compiled.plan, {k, at.data_rank, at.tensor_rank}));
+          compiled.parts(rank_of(compiled.plan, {k, at.data_rank, at.tensor_rank}));
       for (const PersistentTensor& tensor : parts.persistent) {
         if (!seen.insert(tensor.key).second) {
           twice.insert(tensor.key);

@@ -16,9 +16,10 @@ constexpr double kPending = -1;
 
 class Replayer {
  public:
-  Replayer(const Schedule& schedule, const ReplayInput& input)
+  Replayer(const Schedule& schedule, const ReplayInput& input, bool keep_cells)
       : schedule_(schedule),
         input_(input),
+        keep_cells_(keep_cells),
         num_virtual_(schedule.num_stages * schedule.virtual_stages),
         end_(static_cast<size_t>(2 * num_virtual_ * schedule.num_micro_batches), kPending) {
     TRAINRT_CHECK(static_cast<int>(input.stages.size()) == num_virtual_ &&
@@ -31,7 +32,9 @@ class Replayer {
     result_.rank_end.assign(p, 0);
     result_.rank_compute.assign(p, 0);
     result_.rank_transfer.assign(p, 0);
-    result_.cells.resize(p);
+    if (keep_cells) {
+      result_.cells.resize(p);
+    }
     next_.assign(p, 0);
   }
 
@@ -119,7 +122,9 @@ class Replayer {
     const double work = duration(cell) * scale(cell.micro_batch);
     clock = start + work;
     result_.rank_compute[rank] += work;
-    result_.cells[rank].push_back({start, clock});
+    if (keep_cells_) {
+      result_.cells[rank].push_back({start, clock});
+    }
     if (cell.phase != PhaseKind::kWeightGrad) {
       end_of(cell.phase == PhaseKind::kBackward, cell.virtual_stage, cell.micro_batch) = clock;
     }
@@ -128,6 +133,7 @@ class Replayer {
 
   const Schedule& schedule_;
   const ReplayInput& input_;
+  bool keep_cells_;
   int num_virtual_;
   std::vector<double> end_;
   std::vector<size_t> next_;
@@ -153,8 +159,8 @@ void micro_batch_range(const ReplayInput& input, int m, double* least, double* s
 
 }  // namespace
 
-Replay replay_schedule(const Schedule& schedule, const ReplayInput& input) {
-  return Replayer(schedule, input).run();
+Replay replay_schedule(const Schedule& schedule, const ReplayInput& input, bool keep_cells) {
+  return Replayer(schedule, input, keep_cells).run();
 }
 
 double lower_bound_1f1b(const ReplayInput& input, int num_micro_batches) {

@@ -39,7 +39,8 @@ struct Replay {
   std::vector<std::vector<CellTime>> cells;  // as Schedule::ranks
 };
 
-Replay replay_schedule(const Schedule& schedule, const ReplayInput& input);
+// Without `keep_cells` the times of the cells are left out.
+Replay replay_schedule(const Schedule& schedule, const ReplayInput& input, bool keep_cells = true);
 
 // Never above replay_schedule() for 1F1B and GPipe-like orders with one virtual stage per rank:
 // reference formula of the pipeline literature, improved by the round trip that each stage must

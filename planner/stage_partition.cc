@@ -5,6 +5,7 @@
 #include "planner/stage_partition.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "graph/base/error.h"
 
@@ -126,6 +127,44 @@ std::vector<int> balanced_cuts(const std::vector<std::vector<double>>& seconds,
     }
   }
   return best;
+}
+
+bool for_all_cuts(int num_blocks,
+                  int64_t most,
+                  std::vector<int>* first,
+                  const std::function<bool()>& fn) {
+  const auto stages = static_cast<int64_t>(first->size());
+  int64_t ways = 1;
+  for (int64_t s = 1; s < stages && ways <= most; ++s) {
+    ways = ways * (num_blocks - s) / s;
+  }
+  if (ways > most) {
+    return false;
+  }
+  std::iota(first->begin(), first->end(), 0);
+  while (!fn()) {
+    // The next one: the last border that has room moves, those after it close up.
+    int64_t s = stages - 1;
+    while (s > 0 && (*first)[static_cast<size_t>(s)] == num_blocks - (stages - s)) {
+      --s;
+    }
+    if (s == 0) {
+      break;
+    }
+    std::iota(first->begin() + s, first->end(), (*first)[static_cast<size_t>(s)] + 1);
+  }
+  return true;
+}
+
+std::vector<int> even_cuts(int num_blocks, int num_virtual_stages) {
+  // Weights: 1 per inner block, 0 for the first and last, which ride along.
+  const int inner = std::max(num_blocks - 2, num_virtual_stages);
+  std::vector<int> first = {0};
+  for (int s = 1; s < num_virtual_stages; ++s) {
+    const int layers = static_cast<int>(static_cast<int64_t>(s) * inner / num_virtual_stages);
+    first.push_back(std::min(num_blocks - 1, 1 + layers));
+  }
+  return first;
 }
 
 }  // namespace trainrt

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "planner/block_sums.h"
 #include "planner/cost_model.h"
 #include "planner/engine.h"
+#include "planner/exact_sums.h"
 #include "planner/model_profile.h"
 #include "planner/priced_profile.h"
 #include "planner/simulator.h"
@@ -32,6 +34,8 @@ struct Layout {
   RecomputeMode recompute = RecomputeMode::kNone;
   bool sequence_parallel = false;
   bool offload_optimizer = false;
+  bool sync_batch_norm = false;
+  ExactSums exact;  // of gradients, where their reduction is
   int64_t micro_batch = 1;
   // Micro-batches by data rank; one entry: the same for all. A data rank of 0 idles.
   std::vector<int> num_micro_batches = {1};
@@ -56,12 +60,20 @@ struct Layout {
   int device(int rank) const { return devices.empty() ? rank : devices[static_cast<size_t>(rank)]; }
 };
 
+// Of the groups that a layout's ranks form, as far as asked for (planner/step_devices).
+struct LayoutLinks {
+  std::vector<int> slowest_type;                              // by stage and data rank; -1: open
+  std::vector<std::unique_ptr<GroupLinks>> tensor, transfer;  // likewise
+  std::vector<std::unique_ptr<GroupLinks>> data;              // by stage
+  std::unique_ptr<GroupLinks> tied;
+};
+
 // What many predictions of one search have in common. Keys hold the profile's address: keep the
 // profiles alive and in place.
 struct PriceCache {
   std::map<std::tuple<const ModelProfile*, int, int>, PricedProfile> profiles;
   std::map<int, CostModel> cost_models;                  // by device type
-  std::map<std::array<int, 5>, GroupLinks> data_links;   // (d, t, p, order, stage)
+  std::map<std::array<int, 4>, LayoutLinks> links;       // (d, t, p, order)
   std::map<std::array<int, 4>, Schedule> schedules;      // (kind, p, m, v)
   std::map<std::array<int, 4>, std::vector<int>> slots;  // (kind, p, m, v), by virtual stage
   std::map<std::pair<const ModelProfile*, RecomputeMode>, BlockSums> sums;
@@ -118,6 +130,9 @@ struct StepRequest {
   bool uniform = false;         // all devices and hosts are alike (Topology::is_uniform)
   PriceCache* cache = nullptr;  // optional
   bool keep_timeline = false;
+  bool time_only = false;  // leave out the memory
+  // A step that takes longer may be given by its lower bound.
+  double give_up = std::numeric_limits<double>::infinity();
   // Programs are known to need so many times the memory that is estimated.
   double memory_error = 1;
 };
@@ -137,9 +152,5 @@ StepPrediction predict_step(const StepRequest& request);
 
 // Memory alone, for pruning; stages as in predict_step().
 std::vector<StageMemory> predict_memory(const StepRequest& request);
-
-// Equal cuts by block count with the first and last block counted as half a layer each, the classic
-// rule; a starting point for stage_partition and what engines without their own rule do.
-std::vector<int> even_cuts(int num_blocks, int num_virtual_stages);
 
 }  // namespace trainrt

@@ -103,7 +103,9 @@ class StageBytes {
     MemoryBreakdown bytes;
     const auto whole = [](double value) { return static_cast<int64_t>(value); };
     bytes.parameters = whole(engine_.weight_bytes * parameters_ / (zero >= 3 ? d : 1));
-    bytes.gradients = whole(engine_.gradient_bytes * parameters_ / (zero >= 2 ? d : 1));
+    const bool exact = layout_.exact.exchanged > 0;
+    bytes.gradients = whole(engine_.gradient_bytes * parameters_ *
+                            (exact ? layout_.exact.held : 1 / (zero >= 2 ? d : 1)));
     bytes.optimizer = layout_.offload_optimizer
                           ? 0
                           : whole(engine_.optimizer_bytes * parameters_ / (zero >= 1 ? d : 1));
@@ -111,7 +113,7 @@ class StageBytes {
       // By the mean over data ranks: what fits must not hang on how the shares fall.
       const std::vector<int>& counts = layout_.num_micro_batches;
       const bool accumulates =
-          std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size();
+          exact || std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size();
       const Overlay peak = overlay(accumulates);
       bytes.activations = whole(peak.activations);
       bytes.workspace = whole(peak.workspace);
@@ -126,7 +128,10 @@ class StageBytes {
     } else if (layout_.pipeline > 1) {
       bytes.communication = whole(4 * profile_.block(0).output_bytes);
     }
-    if (zero == 1 || zero == 2) {
+    if (exact && layout_.data > 1) {  // of the largest block; each tensor's sum ends them
+      bytes.communication +=
+          whole(engine_.reduce_bytes * largest_parameters_ * layout_.exact.exchanged);
+    } else if (zero == 1 || zero == 2) {
       bytes.communication += whole(engine_.bucket_bytes);
     }
     return bytes;
@@ -293,9 +298,12 @@ bool StageMemories::proven_too_large(int num_micro_batches) const {
   const Engine& engine = *request_.engine;
   const double d = layout.data;
   const int zero = layout.data > 1 ? layout.zero_stage : 0;
+  const bool exact = layout.exact.exchanged > 0;
+  const double gradients = exact                   ? layout.exact.held
+                           : num_micro_batches > 1 ? 1 / (zero >= 2 ? d : 1)
+                                                   : 0;
   const double per_element =
-      engine.weight_bytes / (zero >= 3 ? d : 1) +
-      (num_micro_batches > 1 ? engine.gradient_bytes / (zero >= 2 ? d : 1) : 0) +
+      engine.weight_bytes / (zero >= 3 ? d : 1) + engine.gradient_bytes * gradients +
       (layout.offload_optimizer ? 0 : engine.optimizer_bytes / (zero >= 1 ? d : 1));
   const auto mode = static_cast<size_t>(layout.recompute);
   std::vector<double> count(profile.classes.size(), 0);

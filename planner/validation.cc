@@ -11,6 +11,7 @@
 
 #include "graph/base/error.h"
 #include "parallel/device_catalogue.h"
+#include "planner/stage_partition.h"
 
 namespace trainrt {
 

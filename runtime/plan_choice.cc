@@ -82,6 +82,9 @@ PlanPins pins_from(const Options& options) {
   }
   pins.shares = parse_shares(options.shares);
   pins.offload_optimizer = options.offload == "optimizer";
+  pins.exact_reduction = options.reduction == "exact";
+  pins.logical_shards = options.logical_shards;
+  pins.sync_batch_norm = options.batch_norm == "sync";
   return pins;
 }
 
@@ -105,12 +108,12 @@ void check_degrees(const Options& options, int num_devices) {
       options.cluster.empty() ? "; --devices cpu:N or --nproc N makes N of this machine" : "");
 }
 
-// Flags that say how a plan is carried out and not which plan it is: they change its sums and
-// the shares that nobody has written down.
-void apply_execution_flags(const Options& options, bool given_shares, Plan& plan) {
+// Flags that change a plan's sums, and the shares that nobody has written down. For plans that were
+// not searched for.
+void apply_execution_flags(const Options& options, Plan& plan) {
   plan.sync_batch_norm = options.batch_norm == "sync";
   plan.exact_reduction = options.reduction == "exact";
-  if (!plan.exact_reduction || given_shares) {
+  if (!plan.exact_reduction) {
     return;
   }
   plan.logical_shards = options.logical_shards;
@@ -151,8 +154,8 @@ Plan searched_plan(const Options& options,
   request.programs = [&job](int64_t micro_batch, bool accumulate) {
     return job.build({micro_batch, 0}, accumulate);
   };
-  request.device_spec = [&](int device) {
-    return planned_device_spec(options, request.topology, device);
+  request.device_spec = [&](const Topology& topology, int device) {
+    return planned_device_spec(options, topology, device);
   };
   request.pins = pins_from(options);
   if (job.token_batches) {
@@ -176,9 +179,7 @@ Plan searched_plan(const Options& options,
                  remedies.empty() ? "" : ". What would help:",
                  remedies);
   }
-  Plan plan = result.plan;
-  apply_execution_flags(options, given && !given->plan.shares.empty(), plan);
-  return plan;
+  return result.plan;
 }
 
 // A plan that leaves nothing open, as it is written. The flags beside it may say the same only.
@@ -410,7 +411,7 @@ Plan choose_plan(const Options& options,
   plan.model_hash = job.model->hash();
   plan.bind = job.bind.dims;
   plan.precision = job.precision;
-  apply_execution_flags(options, false, plan);
+  apply_execution_flags(options, plan);
   return plan;
 }
 

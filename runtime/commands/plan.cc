@@ -197,8 +197,8 @@ int plan_command(const Options& flags) {
       return programs.build_from_full(forward, {micro_batch, 0}, accumulate);
     };
   }
-  request.device_spec = [&](int device) {
-    return planned_device_spec(options, request.topology, device);
+  request.device_spec = [&](const Topology& topology, int device) {
+    return planned_device_spec(options, topology, device);
   };
   request.num_nodes = job.num_forward_nodes;
   request.global_batch = options.batch_size;

@@ -77,7 +77,9 @@ void expect_equal(const ModelBlocks& found, const ModelBlocks& expected) {
   ASSERT_EQ(found.graph.num_nodes(), expected.graph.num_nodes());
   for (NodeId id = 0; id < expected.graph.num_nodes(); ++id) {
     const Node &node = found.graph.node(id), &other = expected.graph.node(id);
-    ASSERT_EQ(node.name, other.name);
+    if (other.op_type != "Add") {  // a sum of gradients is called after what the block is handed
+      ASSERT_EQ(node.name, other.name);
+    }
     EXPECT_EQ(node.op_type, other.op_type);
     EXPECT_EQ(types(found.graph, node.inputs), types(expected.graph, other.inputs)) << node.name;
     EXPECT_EQ(types(found.graph, node.outputs), types(expected.graph, other.outputs)) << node.name;
@@ -98,11 +100,7 @@ TEST_P(ModelBlocksTest, OfTheShortModelEqualThoseOfTheWhole) {
     return made;
   };
   const std::optional<SizedModel> found = short_model_blocks(family.forward(2), 2, train);
-  if (!found.has_value()) {
-    // Running averages, and a parameter of all layers.
-    EXPECT_TRUE(family.has_batch_norm || spec.family == "llama");
-    return;
-  }
+  ASSERT_TRUE(found.has_value());
   const ModelBlocks expected = model_blocks(family.factory(2, true), 2);
   expect_equal(found->blocks, expected);
   if (repeats) {
