@@ -1,8 +1,8 @@
 // A Graph of plain ONNX operators (models/ build them) as an ONNX file. Shape-like operands stand
 // in such a graph as ONNX wants them, as constant inputs, so this is a change of container:
-// parameters, state and integers become initializers, constants of other numbers, which nobody is
-// to take for weights, Constant nodes; attributes keep their types, and the batch dim of inputs and
-// outputs is written as a symbol.
+// parameters, state and constants become initializers, but tensors of constant floats, which nobody
+// is to take for weights, Constant nodes; attributes keep their types, and the batch dim of inputs
+// and outputs is written as a symbol.
 #include <algorithm>
 
 #include "graph/base/log.h"
@@ -89,7 +89,8 @@ bool is_weight(const Value& value) {
 }
 
 bool is_constant_node(const Value& value) {
-  return is_weight(value) && value.kind == ValueKind::kConstant && is_floating(value.type.dtype);
+  return is_weight(value) && value.kind == ValueKind::kConstant && is_floating(value.type.dtype) &&
+         !value.type.shape.empty();
 }
 
 int64_t weight_bytes(const Graph& graph) {
@@ -109,7 +110,7 @@ Tensor contents(const Value& value) {
 
 void write_initializer(onnx::TensorProto& proto, const Value& value, WeightFile* weights) {
   proto.set_name(value.name);
-  if (weights == nullptr || !is_floating(value.type.dtype)) {
+  if (weights == nullptr || value.kind == ValueKind::kConstant) {
     fill_tensor(proto, contents(value));
     return;
   }
