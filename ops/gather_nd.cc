@@ -146,7 +146,7 @@ TensorTypes gather_nd_types(const OpContext& op) {
   const Shape& data = op.input_shape(0);
   const Shape& indices = op.input_shape(1);
   const int batch_dims = batch_dims_of(op.attributes());
-  TRAINRT_REQUIRE(op.input_dtype(1) == DType::kInt64 && !indices.empty() &&
+  TRAINRT_REQUIRE(op.input_dtype(1) == DType::kInt64 && !indices.empty() && batch_dims >= 0 &&
                       batch_dims < static_cast<int>(indices.size()) &&
                       batch_dims + indices.back() <= static_cast<int64_t>(data.size()),
                   kInvalidModel,
@@ -288,6 +288,14 @@ OpDef scatter_nd_op() {
                     "ScatterND takes data, int64 indices and updates like data");
     const Shape& data = context.input_shape(0);
     const Shape& indices = context.input_shape(1);
+    TRAINRT_REQUIRE(!indices.empty() && indices.back() <= static_cast<int64_t>(data.size()),
+                    kInvalidModel,
+                    "ScatterND into ",
+                    shape_string(data),
+                    " by indices ",
+                    shape_string(indices),
+                    "; wanted [..., k] with k <= ",
+                    data.size());
     Shape updates(indices.begin(), indices.end() - 1);
     updates.insert(updates.end(), data.begin() + indices.back(), data.end());
     TRAINRT_REQUIRE(updates == context.input_shape(2),

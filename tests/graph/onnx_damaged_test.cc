@@ -35,5 +35,16 @@ TEST(OnnxDamagedTest, AnOutputPaddingBeyondTheStride) {
               HasSubstr("output_padding"));
 }
 
+TEST(OnnxDamagedTest, IndexTuplesWiderThanTheData) {
+  const auto of = [](const std::string& body, const std::string& inputs) {
+    return error_of(ErrorCode::kInvalidModel, [&] {
+      model_of("(float[4, 5] x, " + inputs + ") => (float[4, 5] y)", "", body).bind(at_batch(4));
+    });
+  };
+  EXPECT_THAT(of("y = ScatterND(x, i, u)", "int64[4, 9] i, float[4] u"), HasSubstr("k <= 2"));
+  EXPECT_THAT(of("y = GatherND <batch_dims = -1> (x, i)", "int64[4, 0] i"),
+              HasSubstr("with -1 batch dims"));
+}
+
 }  // namespace
 }  // namespace trainrt
