@@ -1,8 +1,9 @@
 // A collective has two meetings. At the first every rank has published what it calls, and the
 // pointers; then each does its part: rank r reduces segment r in rank order and writes the result
 // to every rank's buffer, or copies what it receives. At the second all parts are done and the
-// buffers are their owners' again. One mutex and one condition serve a whole world: ranks are few,
-// and an abort must wake them all.
+// buffers are their owners' again: a rank that leaves by an exception waits until nobody is at its
+// part any more. One mutex and one condition serve a whole world: ranks are few, and an abort must
+// wake them all.
 #include "parallel/thread_communicator.h"
 
 #include <algorithm>
@@ -64,6 +65,7 @@ struct Group {
   std::vector<int> members;  // world ranks
   int64_t sequence = 0;      // of the collective that is under way
   int arrived = 0;
+  int working = 0;  // ranks between the two meetings, at the operands of all
   std::vector<bool> present;
   std::vector<Call> calls;
   std::vector<Operands> operands;  // by rank, during a call
@@ -99,66 +101,67 @@ class ThreadCommunicator : public Communicator {
     for (const WholeTensor& tensor : tensors) {
       count += tensor.count;
     }
-    begin({"all_reduce", count, dtype, -1, tensors.size()}, {.whole = &tensors});
-    const auto [first, last] = part(count);
-    int64_t at = 0;  // of the tensor's first element among all
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      std::vector<const void*> inputs;
-      std::vector<void*> outputs;
-      for (const Operands& other : group_->operands) {
-        const WholeTensor& tensor = other.whole->at(t);
-        require_same_tensor(t, tensors[t].count, tensor.count);
-        inputs.push_back(tensor.data);
-        outputs.push_back(tensor.data);
+    collective({"all_reduce", count, dtype, -1, tensors.size()}, {.whole = &tensors}, [&] {
+      const auto [first, last] = part(count);
+      int64_t at = 0;  // of the tensor's first element among all
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        std::vector<const void*> inputs;
+        std::vector<void*> outputs;
+        for (const Operands& other : group_->operands) {
+          const WholeTensor& tensor = other.whole->at(t);
+          require_same_tensor(t, tensors[t].count, tensor.count);
+          inputs.push_back(tensor.data);
+          outputs.push_back(tensor.data);
+        }
+        reduce_in_order(inputs,
+                        outputs,
+                        std::clamp<int64_t>(first - at, 0, tensors[t].count),
+                        std::clamp<int64_t>(last - at, 0, tensors[t].count),
+                        dtype,
+                        reduction);
+        at += tensors[t].count;
       }
-      reduce_in_order(inputs,
-                      outputs,
-                      std::clamp<int64_t>(first - at, 0, tensors[t].count),
-                      std::clamp<int64_t>(last - at, 0, tensors[t].count),
-                      dtype,
-                      reduction);
-      at += tensors[t].count;
-    }
-    end();
+    });
   }
 
   void reduce_scatter(const std::vector<CutTensor>& tensors,
                       DType dtype,
                       ReductionKind reduction) override {
-    begin({"reduce_scatter", total(tensors), dtype, -1, tensors.size()}, {.cut = &tensors});
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      const std::vector<int64_t>& counts = tensors[t].counts;
-      const int64_t skip = before(counts, rank_) * dtype_bytes(dtype);
-      std::vector<const void*> segments;
-      for (const Operands& other : group_->operands) {
-        const CutTensor& tensor = other.cut->at(t);
-        require_same_tensor(t, total(counts), total(tensor.counts));
-        segments.push_back(static_cast<const std::byte*>(tensor.input) + skip);
-      }
-      reduce_in_order(segments,
-                      {tensors[t].output},
-                      0,
-                      counts.at(static_cast<size_t>(rank_)),
-                      dtype,
-                      reduction);
-    }
-    end();
+    collective(
+        {"reduce_scatter", total(tensors), dtype, -1, tensors.size()}, {.cut = &tensors}, [&] {
+          for (size_t t = 0; t < tensors.size(); ++t) {
+            const std::vector<int64_t>& counts = tensors[t].counts;
+            const int64_t skip = before(counts, rank_) * dtype_bytes(dtype);
+            std::vector<const void*> segments;
+            for (const Operands& other : group_->operands) {
+              const CutTensor& tensor = other.cut->at(t);
+              require_same_tensor(t, total(counts), total(tensor.counts));
+              segments.push_back(static_cast<const std::byte*>(tensor.input) + skip);
+            }
+            reduce_in_order(segments,
+                            {tensors[t].output},
+                            0,
+                            counts.at(static_cast<size_t>(rank_)),
+                            dtype,
+                            reduction);
+          }
+        });
   }
 
   void all_gather(const std::vector<CutTensor>& tensors, DType dtype) override {
-    begin({"all_gather", total(tensors), dtype, -1, tensors.size()}, {.cut = &tensors});
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      const std::vector<int64_t>& counts = tensors[t].counts;
-      std::byte* to = static_cast<std::byte*>(tensors[t].output);
-      for (size_t r = 0; r < counts.size(); ++r) {
-        const CutTensor& tensor = group_->operands[r].cut->at(t);
-        require_same_tensor(t, counts[r], tensor.counts.at(r));
-        const size_t bytes = static_cast<size_t>(counts[r] * dtype_bytes(dtype));
-        copy(to, tensor.input, bytes);
-        to += bytes;
+    collective({"all_gather", total(tensors), dtype, -1, tensors.size()}, {.cut = &tensors}, [&] {
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        const std::vector<int64_t>& counts = tensors[t].counts;
+        std::byte* to = static_cast<std::byte*>(tensors[t].output);
+        for (size_t r = 0; r < counts.size(); ++r) {
+          const CutTensor& tensor = group_->operands[r].cut->at(t);
+          require_same_tensor(t, counts[r], tensor.counts.at(r));
+          const size_t bytes = static_cast<size_t>(counts[r] * dtype_bytes(dtype));
+          copy(to, tensor.input, bytes);
+          to += bytes;
+        }
       }
-    }
-    end();
+    });
   }
 
   void all_to_all(const void* input,
@@ -166,43 +169,44 @@ class ThreadCommunicator : public Communicator {
                   void* output,
                   const std::vector<int64_t>& recv_counts,
                   DType dtype) override {
-    begin({"all_to_all", 0, dtype}, {.input = input, .counts = &send_counts});
-    std::byte* to = static_cast<std::byte*>(output);
-    std::string problem;
-    for (size_t r = 0; r < recv_counts.size(); ++r) {
-      const std::vector<int64_t>& sent = *group_->operands[r].counts;
-      const size_t bytes = static_cast<size_t>(recv_counts[r] * dtype_bytes(dtype));
-      if (sent.at(static_cast<size_t>(rank_)) != recv_counts[r]) {
-        problem = concat("all_to_all #",
-                         group_->sequence,
-                         ": rank ",
-                         group_->members[r],
-                         " sends ",
-                         sent[static_cast<size_t>(rank_)],
-                         " elements to rank ",
-                         world_rank(),
-                         ", which expects ",
-                         recv_counts[r]);
-        break;
+    collective({"all_to_all", 0, dtype}, {.input = input, .counts = &send_counts}, [&] {
+      std::byte* to = static_cast<std::byte*>(output);
+      std::string problem;
+      for (size_t r = 0; r < recv_counts.size(); ++r) {
+        const std::vector<int64_t>& sent = *group_->operands[r].counts;
+        const size_t bytes = static_cast<size_t>(recv_counts[r] * dtype_bytes(dtype));
+        if (sent.at(static_cast<size_t>(rank_)) != recv_counts[r]) {
+          problem = concat("all_to_all #",
+                           group_->sequence,
+                           ": rank ",
+                           group_->members[r],
+                           " sends ",
+                           sent[static_cast<size_t>(rank_)],
+                           " elements to rank ",
+                           world_rank(),
+                           ", which expects ",
+                           recv_counts[r]);
+          break;
+        }
+        copy(to,
+             static_cast<const std::byte*>(group_->operands[r].input) +
+                 before(sent, rank_) * dtype_bytes(dtype),
+             bytes);
+        to += bytes;
       }
-      copy(to,
-           static_cast<const std::byte*>(group_->operands[r].input) +
-               before(sent, rank_) * dtype_bytes(dtype),
-           bytes);
-      to += bytes;
-    }
-    if (!problem.empty()) {
-      fail(problem);
-    }
-    end();
+      if (!problem.empty()) {
+        fail(problem);
+      }
+    });
   }
 
   void broadcast(void* data, int64_t bytes, int root) override {
-    begin({"broadcast", bytes, DType::kUInt8, root}, {.input = data});
-    if (rank_ != root) {
-      copy(data, group_->operands.at(static_cast<size_t>(root)).input, static_cast<size_t>(bytes));
-    }
-    end();
+    collective({"broadcast", bytes, DType::kUInt8, root}, {.input = data}, [&] {
+      if (rank_ != root) {
+        copy(
+            data, group_->operands.at(static_cast<size_t>(root)).input, static_cast<size_t>(bytes));
+      }
+    });
   }
 
   void send(const void* data, int64_t bytes, int peer, int tag) override {
@@ -249,8 +253,7 @@ class ThreadCommunicator : public Communicator {
   }
 
   void barrier() override {
-    begin({"barrier"}, {});
-    end();
+    collective({"barrier"}, {}, [] {});
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
@@ -430,6 +433,19 @@ class ThreadCommunicator : public Communicator {
         });
   }
 
+  // `work` is this rank's part, done when all have published their operands.
+  template <typename Work>
+  void collective(const Call& call, const Operands& operands, Work&& work) {
+    try {
+      begin(call, operands);
+      work();
+      end();
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
+
   void begin(const Call& call, const Operands& operands) {
     std::unique_lock lock(world_->mutex);
     throw_if_failed_locked();
@@ -452,10 +468,13 @@ class ThreadCommunicator : public Communicator {
                            call_string(group.calls[r])));
       }
     }
+    works_ = true;
+    ++group.working;
   }
 
   void end() {
     std::unique_lock lock(world_->mutex);
+    stop_working();
     throw_if_failed_locked();
     const bool last = group_->arrived + 1 == world_size();
     if (last) {
@@ -464,9 +483,24 @@ class ThreadCommunicator : public Communicator {
     meet(lock, group_->calls[static_cast<size_t>(rank_)].name);
   }
 
+  // Before this rank's operands go out of being. Others are at them for a moment at most.
+  void leave() {
+    std::unique_lock lock(world_->mutex);
+    stop_working();
+    while (group_->working > 0) {
+      world_->changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
+  }
+
+  void stop_working() {
+    group_->working -= works_ ? 1 : 0;
+    works_ = false;
+  }
+
   std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
   int rank_;
+  bool works_ = false;  // is counted among the group's `working`
   int64_t splits_ = 0;
 };
 

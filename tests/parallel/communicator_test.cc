@@ -46,5 +46,40 @@ INSTANTIATE_TEST_SUITE_P(
                                      }}),
     kind_name);
 
+// Rank 1 has nothing to do but wait while rank 0 reads its tensor; what wakes it is a failure
+// elsewhere, and it takes the tensor with it.
+TEST(ThreadCommunicatorTest, ARankLeavesWhenNobodyIsAtItsMemory) {
+  const std::vector<int64_t> counts = {int64_t{1} << 21, 0};
+  for (int round = 0; round < 5; ++round) {
+    auto ranks = make_thread_communicators(3, kPatient);
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      threads.emplace_back([&, r] {
+        Communicator& world = *ranks[r];
+        const std::unique_ptr<Communicator> group = world.split(r == 2 ? 1 : 0, world.rank());
+        if (r == 2) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          world.abort("made to");
+          return;
+        }
+        try {
+          // In pages of their own, which are gone when they are.
+          const std::vector<float> input(static_cast<size_t>(counts[0]), 1);
+          std::vector<float> output(static_cast<size_t>(counts[r]));
+          for (;;) {
+            group->reduce_scatter(
+                input.data(), output.data(), counts, DType::kFloat32, ReductionKind::kSum);
+          }
+        } catch (const Error& error) {
+          EXPECT_THAT(error.what(), HasSubstr("made to"));
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trainrt
