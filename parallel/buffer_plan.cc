@@ -10,11 +10,11 @@ int phase_rank(PhaseKind kind) {
   return static_cast<int>(kind);
 }
 
+}  // namespace
+
 bool is_step_phase(PhaseKind kind) {
   return kind == PhaseKind::kGather || kind == PhaseKind::kReduce || kind == PhaseKind::kUpdate;
 }
-
-}  // namespace
 
 std::vector<TimeLine> make_timelines(const Program& program, const ProgramVariant& variant) {
   const std::vector<int> stages = program.local_stages();

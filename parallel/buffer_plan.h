@@ -21,6 +21,8 @@
 
 namespace trainrt {
 
+bool is_step_phase(PhaseKind kind);  // runs once per step
+
 enum class Category : uint8_t { kActivation, kGradient, kWorkspace, kCommunication };
 
 struct Buffer {

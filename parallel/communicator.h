@@ -10,8 +10,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,9 @@ struct Message {
   int tag = 0;
   bool sends = false;
   int64_t bytes = 0;  // at most
+  // Sends: where copies wait to be received, as many as fit (parallel/memory_plan). It outlives the
+  // messages. May be empty.
+  std::span<std::byte> room = {};
 };
 
 // A tensor that a collective works on in place.

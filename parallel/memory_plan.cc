@@ -4,13 +4,16 @@
 #include "parallel/memory_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "graph/op_def.h"
 #include "parallel/assign_offsets.h"
 #include "parallel/buffer_plan.h"
+#include "parallel/message_lanes.h"
 
 namespace trainrt {
 
@@ -41,6 +44,80 @@ std::unordered_map<std::string, PersistentAddress> place_persistent(const Progra
     *breakdown_of(memory->breakdown, tensor.kind) += on_host ? 0 : tensor.bytes;
   }
   return addresses;
+}
+
+// Where copies of messages wait to be received: one room for a tag, at whichever micro-batch size
+// it is sent.
+using MessageKey = std::pair<std::string, int64_t>;  // group, tag
+struct MessageRoom {
+  int64_t bytes = 0;  // of all copies
+  int64_t offset = 0;
+};
+
+MessageKey message_key(const Node& node) {
+  return {node.attributes.get_string("group"), node.attributes.get_int("tag", 0)};
+}
+
+bool to_itself(const Program& program, const Node& node) {
+  return node.attributes.get_string("group") == "pipeline" &&
+         node.attributes.get_int("peer") == program.coordinates.stage;
+}
+
+// What a rank sends to itself stays until it comes to receive it: the most that do at once.
+std::map<MessageKey, int64_t> copies_to_itself(const Program& program) {
+  std::map<MessageKey, int64_t> waiting, most;
+  for (const Cell& cell : program.cells) {
+    const size_t variant =
+        cell.micro_batch < 0
+            ? 0
+            : static_cast<size_t>(
+                  program.micro_batches.at(static_cast<size_t>(cell.micro_batch)).variant);
+    const ProgramVariant& source = program.variants.at(variant);
+    const Phase* phase = source.find_phase(cell.phase, cell.virtual_stage);
+    for (size_t i = 0; phase != nullptr && i < phase->nodes.size(); ++i) {
+      const Node& node = source.graph.node(phase->nodes[i]);
+      const bool sends = node.op_type == comm_op::kSend;
+      if ((sends || node.op_type == comm_op::kRecv) && to_itself(program, node)) {
+        int64_t& now = waiting[message_key(node)];
+        now += sends ? 1 : -1;
+        most[message_key(node)] = std::max(most[message_key(node)], now);
+      }
+    }
+  }
+  return most;
+}
+
+// Of messages of micro-batches, on GPUs: elsewhere, and once per step, communicators hold what is
+// on its way in memory of their own.
+std::map<MessageKey, MessageRoom> place_messages(const Program& program, MemoryPlan* memory) {
+  std::map<MessageKey, MessageRoom> rooms;
+  if (program.device.backend != Backend::kCuda) {
+    return rooms;
+  }
+  std::map<MessageKey, int64_t> copies = copies_to_itself(program);
+  const int64_t to_others =
+      std::min<int64_t>(kCopiesOnWay, static_cast<int64_t>(program.micro_batches.size()));
+  for (const ProgramVariant& variant : program.variants) {
+    for (const Phase& phase : variant.phases) {
+      for (const NodeId id : phase.nodes) {
+        const Node& node = variant.graph.node(id);
+        if (node.op_type == comm_op::kSend && !is_step_phase(phase.kind)) {
+          MessageRoom& room = rooms[message_key(node)];
+          copies.try_emplace(message_key(node), to_others);
+          const int64_t bytes = variant.graph.value(node.inputs[0]).type.bytes();
+          room.bytes = std::max(room.bytes, OffsetAssigner::align(bytes));
+        }
+      }
+    }
+  }
+  for (auto& [key, room] : rooms) {
+    room.bytes *= copies.at(key);
+    room.offset = memory->persistent_bytes;
+    memory->persistent_bytes += room.bytes;
+    memory->message_bytes += room.bytes;
+  }
+  memory->breakdown.communication += memory->message_bytes;
+  return rooms;
 }
 
 // Live bytes by category at each instant of a time line; the peak is where the sum is largest.
@@ -161,7 +238,8 @@ struct VariantPlan {
 VariantMemory addresses(const ProgramVariant& variant,
                         VariantPlan& plan,
                         int64_t slots_extent,
-                        const std::vector<int64_t>& step_wide) {
+                        const std::vector<int64_t>& step_wide,
+                        const std::map<MessageKey, MessageRoom>& messages) {
   std::vector<TensorAddress> of_buffer(static_cast<size_t>(plan.buffers->num_buffers()));
   for (int i = 0; i < plan.buffers->num_buffers(); ++i) {
     const Buffer& buffer = plan.buffers->buffer(i);
@@ -210,6 +288,15 @@ VariantMemory addresses(const ProgramVariant& variant,
     at = of_buffer[static_cast<size_t>(buffer)];
     at.bytes = plan.buffers->buffer(buffer).bytes;
   }
+  for (NodeId id = 0; id < graph.num_nodes() && !messages.empty(); ++id) {
+    const Node& node = graph.node(id);
+    const auto at =
+        node.op_type == comm_op::kSend ? messages.find(message_key(node)) : messages.end();
+    if (at != messages.end()) {
+      memory.workspaces[static_cast<size_t>(id)] = {
+          ArenaRegion::kPersistent, at->second.offset, at->second.bytes, 0};
+    }
+  }
   return memory;
 }
 
@@ -254,6 +341,7 @@ MemoryPlan plan_memory(const Program& program) {
   MemoryPlan memory;
   const std::unordered_map<std::string, PersistentAddress> persistent =
       place_persistent(program, &memory);
+  const std::map<MessageKey, MessageRoom> messages = place_messages(program, &memory);
   const std::vector<int> stages = program.local_stages();
   memory.slot_bytes.assign(stages.size(), 0);
   memory.num_slots.assign(stages.size(), 0);
@@ -319,7 +407,8 @@ MemoryPlan plan_memory(const Program& program) {
       }
       peak.end_line(line.local_stage >= 0 ? live_slots : 0);
     }
-    memory.variants.push_back(addresses(program.variants[v], plan, slots_extent, step_wide[v]));
+    memory.variants.push_back(
+        addresses(program.variants[v], plan, slots_extent, step_wide[v], messages));
   }
   memory.arena_bytes = memory.persistent_bytes + memory.transient_bytes;
   memory.breakdown.gradients += peak.peak().gradients;

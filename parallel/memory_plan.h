@@ -3,6 +3,8 @@
 //
 // The arena is [persistent | dynamic], and the dynamic part begins with the stash slots:
 //   persistent  parameters, gradients, optimizer state, model state, constants: live over steps;
+//               on GPUs, where messages are copied before they are sent, the room for the copies
+//               of those that micro-batches send;
 //   stash       what a forward leaves for its backward: one slot per micro-batch in flight, used
 //               round robin (micro-batch i of a stage has slot i mod num_slots);
 //   transient   everything else of the running phase, overlaid between phases: past the slots, in
@@ -58,11 +60,12 @@ struct MemoryBreakdown {
 
 struct VariantMemory {
   std::vector<TensorAddress> values;      // by ValueId of the variant's graph
-  std::vector<TensorAddress> workspaces;  // by NodeId
+  std::vector<TensorAddress> workspaces;  // by NodeId; of a Send: the room for its copies
 };
 
 struct MemoryPlan {
   int64_t persistent_bytes = 0;
+  int64_t message_bytes = 0;        // of those: copies of messages
   std::vector<int64_t> slot_bytes;  // per local virtual stage index, size of one slot
   std::vector<int> num_slots;       // per local virtual stage index
   std::vector<int64_t> slot_base;   // offset of the first slot, per local virtual stage index

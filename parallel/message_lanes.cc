@@ -53,13 +53,21 @@ std::vector<CopiesOfMessages> copies_on_way(const std::vector<std::vector<Messag
   std::vector<CopiesOfMessages> copies(of_ranks.size());
   std::vector<size_t> next(of_ranks.size(), 0);
   std::map<std::tuple<int, int, int>, int> on_way;  // by sender, receiver, tag
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    for (const Message& m : of_ranks[rank]) {
+      if (m.sends && m.peer != static_cast<int>(rank)) {
+        int& own = copies[rank][{m.peer, m.tag}];
+        own = std::min(at_least, own + 1);
+      }
+    }
+  }
   // Whether the next message of `rank` has taken place.
   const auto advance = [&](size_t rank) {
     const Message& m = of_ranks[rank][next[rank]];
     const int self = static_cast<int>(rank);
     if (m.peer != self && m.sends) {
       int& waiting = on_way[{self, m.peer, m.tag}];
-      if (waiting == copies[rank].try_emplace({m.peer, m.tag}, at_least).first->second) {
+      if (waiting == copies[rank].at({m.peer, m.tag})) {
         return false;
       }
       ++waiting;

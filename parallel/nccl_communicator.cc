@@ -5,7 +5,8 @@
 // A tensor is copied before it is sent, so that computation may overwrite it at once: were it sent
 // from where it lies, two stages that exchange tensors would each wait to overwrite one until the
 // other has come to receive it, and neither would. As many copies can be on their way as it takes
-// for the ranks, in the order of their messages, never to wait for each other for want of one.
+// for the ranks, in the order of their messages, never to wait for each other for want of one. They
+// lie in the room that the memory plan has for them; should an order need more, in memory of this.
 #include "parallel/nccl_communicator.h"
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 
 #include "graph/base/cuda_check.h"
 #include "graph/cuda_handle.h"
+#include "parallel/assign_offsets.h"
 #include "parallel/message_lanes.h"
 #include "parallel/nccl_links.h"
 
@@ -28,8 +30,6 @@ namespace {
 
 // Thread blocks of a message: one that waits for its peer holds them.
 constexpr int kMessageBlocks = 4;
-// Of each tensor that is sent: one is made while the one before it is on its way.
-constexpr int kCopies = 2;
 
 ncclDataType_t data_type(DType dtype) {
   switch (dtype) {
@@ -252,10 +252,10 @@ class NcclCommunicator : public Communicator {
     if (copied.used) {
       TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(stream_, copied.sent.get(), 0));
     }
-    copy(copied.memory.get(), data, bytes);
+    copy(copied.slot, data, bytes);
     TRAINRT_CUDA_CHECK(cudaEventRecord(copied.ready.get(), stream_));
     TRAINRT_CUDA_CHECK(cudaStreamWaitEvent(lane, copied.ready.get(), 0));
-    send_on(channel, copied.memory.get(), bytes, peer);
+    send_on(channel, copied.slot, bytes, peer);
     TRAINRT_CUDA_CHECK(cudaEventRecord(copied.sent.get(), lane));
     copied.used = true;
   }
@@ -280,7 +280,20 @@ class NcclCommunicator : public Communicator {
   void expect_messages(const std::vector<Message>& messages) override {
     const std::vector<std::vector<Message>> of_ranks = exchange(messages);
     const std::vector<PlannedChannels> planned = plan_channels(of_ranks);
-    const CopiesOfMessages copies = copies_on_way(of_ranks, kCopies)[size(rank_)];
+    std::map<std::pair<int, int>, std::span<std::byte>> rooms;  // by peer, tag
+    std::map<int, int64_t> to_self;                             // by tag: bytes
+    for (const Message& message : messages) {
+      if (message.sends) {
+        rooms[{message.peer, message.tag}] = message.room;
+        if (message.peer == rank_) {
+          to_self[message.tag] = std::max(to_self[message.tag], message.bytes);
+        }
+      }
+    }
+    for (const auto& [tag, bytes] : to_self) {
+      free_slots_[tag] = slots(rooms[{rank_, tag}], bytes);
+    }
+    const CopiesOfMessages copies = copies_on_way(of_ranks, kCopiesOnWay)[size(rank_)];
     int most = 0;  // of one sender
     for (const PlannedChannels& plan : planned) {
       most = std::max(most, plan.first + plan.count);
@@ -305,9 +318,11 @@ class NcclCommunicator : public Communicator {
         Channel channel;
         std::tie(channel.link, channel.lane) = made[size(lane)];
         channel.copies.resize(sends ? size(copies.at({plan.to, tag})) : 0);
+        const int64_t bytes_of_tag = plan.bytes.at(tag);
+        std::vector<void*> planned_slots =
+            sends ? slots(rooms[{plan.to, tag}], bytes_of_tag) : std::vector<void*>();
         for (CopiedMessage& copied : channel.copies) {
-          const size_t bytes_of_tag = std::max<size_t>(size(plan.bytes.at(tag)), 1);
-          TRAINRT_CUDA_CHECK(cudaMalloc(copied.memory.put(), bytes_of_tag));
+          copied.slot = take_slot(planned_slots, bytes_of_tag);
           for (cuda::Event* event : {&copied.ready, &copied.sent}) {
             TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(event->put(), cudaEventDisableTiming));
           }
@@ -339,7 +354,7 @@ class NcclCommunicator : public Communicator {
 
  private:
   struct CopiedMessage {
-    cuda::Memory memory;
+    void* slot = nullptr;
     cuda::Event ready, sent;
     bool used = false;
   };
@@ -350,8 +365,8 @@ class NcclCommunicator : public Communicator {
     size_t next = 0;
   };
   struct Kept {
-    cuda::Memory memory;
-    int64_t bytes;
+    void* slot = nullptr;
+    int64_t bytes = 0;
   };
 
   static size_t size(int64_t count) { return static_cast<size_t>(count); }
@@ -442,18 +457,9 @@ class NcclCommunicator : public Communicator {
 
   void keep(const void* data, int64_t bytes, int tag) {
     links_.throw_failure();
-    const auto at = std::find_if(free_messages_.begin(),
-                                 free_messages_.end(),
-                                 [bytes](const Kept& free) { return free.bytes == bytes; });
-    Kept message{{}, bytes};
-    if (at != free_messages_.end()) {
-      message = std::move(*at);
-      free_messages_.erase(at);
-    } else {
-      TRAINRT_CUDA_CHECK(cudaMalloc(message.memory.put(), std::max<size_t>(size(bytes), 1)));
-    }
-    copy(message.memory.get(), data, bytes);
-    to_self_[tag].push_back(std::move(message));
+    const Kept message{take_slot(free_slots_[tag], bytes), bytes};
+    copy(message.slot, data, bytes);
+    to_self_[tag].push_back(message);
   }
 
   void take_kept(void* data, int64_t bytes, int tag) {
@@ -465,9 +471,31 @@ class NcclCommunicator : public Communicator {
                   " of rank ",
                   rank_,
                   " to itself");
-    copy(data, messages.front().memory.get(), bytes);
-    free_messages_.push_back(std::move(messages.front()));
+    copy(data, messages.front().slot, bytes);
+    free_slots_[tag].push_back(messages.front().slot);
     messages.pop_front();
+  }
+
+  // Places for copies of `bytes` each.
+  static std::vector<void*> slots(std::span<std::byte> room, int64_t bytes) {
+    const size_t step = std::max<size_t>(size(OffsetAssigner::align(bytes)), 1);
+    std::vector<void*> found;
+    for (size_t at = 0; at + step <= room.size(); at += step) {
+      found.push_back(room.data() + at);
+    }
+    return found;
+  }
+
+  // One of `slots`, which it leaves, or new memory when there is none.
+  void* take_slot(std::vector<void*>& slots, int64_t bytes) {
+    if (!slots.empty()) {
+      void* slot = slots.back();
+      slots.pop_back();
+      return slot;
+    }
+    TRAINRT_CUDA_CHECK(
+        cudaMalloc(unplanned_.emplace_back().put(), std::max<size_t>(size(bytes), 1)));
+    return unplanned_.back().get();
   }
 
   void copy(void* to, const void* from, int64_t bytes) {
@@ -482,7 +510,8 @@ class NcclCommunicator : public Communicator {
   cuda::Memory word_;                                       // for the barrier
   std::map<std::tuple<int, int, bool>, Channel> channels_;  // by peer, tag, whether it is sent
   std::map<int, std::deque<Kept>> to_self_;                 // by tag
-  std::vector<Kept> free_messages_;
+  std::map<int, std::vector<void*>> free_slots_;            // of those, by tag
+  std::deque<cuda::Memory> unplanned_;                      // of copies beside the planned room
   NcclLinks links_;  // closed first: memory is freed when nothing waits any more
 };
 

@@ -41,6 +41,7 @@ struct Kind {
 struct StageParts {
   MemoryBreakdown persistent;  // of tensors of its own
   int64_t step_wide = 0;
+  int64_t messages = 0;
   int64_t slot = 0;
   int64_t beside = 0;
   int64_t step = 0;
@@ -406,7 +407,9 @@ class ShortPipeline {
   static StageParts stage_parts(const RankParts& parts, const std::set<std::string>& shared) {
     StageParts result;
     result.peak = parts.plan.breakdown;
-    result.step_wide = parts.plan.persistent_bytes;
+    result.messages = parts.plan.message_bytes;
+    result.step_wide = parts.plan.persistent_bytes - result.messages;
+    result.peak.communication -= result.messages;
     for (const PersistentTensor& tensor : parts.persistent) {
       result.step_wide -= tensor.bytes;
       *field(&result.peak, tensor.kind) -= tensor.bytes;
@@ -426,6 +429,7 @@ class ShortPipeline {
     };
     for_each_field(&a.persistent, b.persistent, line);
     line(a.step_wide, b.step_wide);
+    line(a.messages, b.messages);
     line(a.slot, b.slot);
     line(a.beside, b.beside);
     line(a.step, b.step);
@@ -451,6 +455,7 @@ class ShortPipeline {
                                          exact_ ? 0 : kind.repeated);
       for_each_field(&bytes, own.persistent, [&](int64_t& a, int64_t b) { a += b; });
       bytes.state += own.step_wide;
+      bytes.communication += own.messages;
       for (const PersistentTensor& tensor : parts.persistent) {
         if (common.count(tensor.key) != 0 && counted.insert(tensor.key).second) {
           *field(&bytes, tensor.kind) += tensor.bytes;

@@ -180,6 +180,7 @@ std::optional<Message> message_of(const BoundNode& bound) {
   message.tag = static_cast<int>(node.attributes.get_int("tag", 0));
   message.sends = sends;
   message.bytes = (sends ? bound.inputs : bound.outputs)[0].type->bytes();
+  message.room = sends ? bound.workspace : std::span<std::byte>();
   return message;
 }
 

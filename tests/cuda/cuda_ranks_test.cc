@@ -230,6 +230,12 @@ TEST_F(LongCudaRanksTest, EveryCallsFailureBetweenShardsEndsAllWithoutALeak) {
   }
 }
 
+TEST_F(LongCudaRanksTest, EveryCallsFailureOnFourGpusEndsAllWithoutALeak) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  const Words devices = gpus(4, {"--dp", "2", "--tp", "2"});
+  expect_clean_failures([&] { train(path, devices, kShortStep); }, 1, 1);
+}
+
 TEST_F(LongCudaRanksTest, FailuresOnOneOfFourGpusEndAllWithoutALeak) {
   const std::string path = model("gpt2", kFourLayers);
   const Words devices = gpus(4, {"--pp", "2", "--dp", "2"});

@@ -41,7 +41,7 @@ TEST(MessageLanesTest, ASenderThatWouldWaitForItsReceiverHasACopyMore) {
       {sent(1, 5), sent(1, 5), sent(1, 5), sent(1, 6)},
       {received(0, 6), received(0, 5), received(0, 5), received(0, 5)}};
   const std::vector<CopiesOfMessages> copies = copies_on_way(ranks, 2);
-  EXPECT_EQ(copies[0], (CopiesOfMessages{{{1, 5}, 3}, {{1, 6}, 2}}));
+  EXPECT_EQ(copies[0], (CopiesOfMessages{{{1, 5}, 3}, {{1, 6}, 1}}));
   EXPECT_TRUE(copies[1].empty());
 }
 
@@ -109,7 +109,7 @@ TEST_P(ScheduledMessagesTest, TwoCopiesOfEachAreEnough) {
         }
         for (const CopiesOfMessages& copies : copies_on_way(ranks, 2)) {
           for (const auto& [message, count] : copies) {
-            EXPECT_EQ(count, 2) << "message " << message.second;
+            EXPECT_EQ(count, std::min(2, micro_batches)) << "message " << message.second;
           }
         }
       }
