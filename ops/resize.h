@@ -106,7 +106,7 @@ inline AxisMap filter_map(const AxisSpec& s, int axis, int64_t in, int64_t out) 
       const double distance = (x - static_cast<double>(first + t)) / stretch;
       const bool outside = first + t < 0 || first + t >= in;
       double weight = cubic ? cubic_weight(distance, s.cubic_a) : linear_weight(distance);
-      weight = outside && (s.exclude_outside || s.antialias) ? 0 : weight;
+      weight = outside && s.exclude_outside ? 0 : weight;
       sum += weight;
       map.index.push_back(std::clamp<int64_t>(first + t, 0, in - 1));
       map.weight.push_back(weight);
