@@ -13,6 +13,9 @@ ValueId mean_of(UpgradeContext& u, ValueId sum, const Attributes& attributes) {
     counted.push_back(u.input(2));
   }
   Attributes count_attributes;
+  if (u.ndim(u.input(0)) >= 2) {
+    count_attributes.set("num_classes", u.shape(u.input(0))[1]);
+  }
   if (attributes.has("ignore_index")) {
     count_attributes.set("ignore_index", attributes.get_int("ignore_index"));
   }

@@ -7,6 +7,8 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/index_check.h"
+#include "ops/int_scalar.h"
 
 namespace trainrt {
 
@@ -68,7 +70,10 @@ void cum_sum_kernel(KernelContext& context) {
 OpDef cum_sum_op() {
   OpDef op;
   op.name = "CumSum";
-  op.infer_types = [](const OpContext& context) -> TensorTypes { return {context.input_type(0)}; };
+  op.infer_types = [](const OpContext& context) -> TensorTypes {
+    context.axis();  // refuses one that is outside
+    return {context.input_type(0)};
+  };
   op.cost = [](const OpContext& context) { return memory_bound_cost(context); };
   op.sharding = [](const OpContext& context) { return all_but(context, {context.axis()}); };
   op.gradient = [](GradientBuilder& g) {
@@ -78,7 +83,7 @@ OpDef cum_sum_op() {
   };
   op.upgrade = [](UpgradeContext& context) {
     Attributes attributes = context.attributes();
-    attributes.set("axis", context.int_input(1).at(0));
+    attributes.set("axis", int_scalar(context, 1));
     context.set_outputs(context.emit("CumSum", {context.input(0)}, attributes));
   };
   op.cheap = true;
@@ -145,7 +150,7 @@ OpDef trilu_op() {
         context.emit("Trilu",
                      {context.input(0)},
                      {{"upper", context.attributes().get_int("upper", 1)},
-                      {"k", context.has_input(1) ? context.int_input(1).at(0) : int64_t{0}}}));
+                      {"k", context.has_input(1) ? int_scalar(context, 1) : int64_t{0}}}));
   };
   op.inplace = {{0, 0}};
   op.cheap = true;
@@ -172,6 +177,7 @@ void reverse_sequence_kernel(KernelContext& context) {
   const int64_t samples = shape[static_cast<size_t>(batch_axis)];
   const int64_t row_bytes =
       dims_product(shape, 2, static_cast<int>(shape.size())) * dtype_bytes(context.output_dtype(0));
+  require_lengths<int64_t>(context, 1, steps);
   const int64_t* lengths = context.input<int64_t>(1);
   const std::byte* in = static_cast<const std::byte*>(context.raw_input(0));
   std::byte* out = static_cast<std::byte*>(context.raw_output(0));
@@ -180,7 +186,7 @@ void reverse_sequence_kernel(KernelContext& context) {
   };
   context.parallel_for(samples, 1, [=](int64_t begin, int64_t end) {
     for (int64_t sample = begin; sample < end; ++sample) {
-      const int64_t length = std::clamp<int64_t>(lengths[sample], 0, steps);
+      const int64_t length = lengths[sample];
       for (int64_t step = 0; step < steps; ++step) {
         const int64_t from = step < length ? length - 1 - step : step;
         std::memcpy(
@@ -194,10 +200,21 @@ OpDef reverse_sequence_op() {
   OpDef op;
   op.name = "ReverseSequence";
   op.infer_types = [](const OpContext& context) -> TensorTypes {
-    TRAINRT_REQUIRE(context.input_shape(0).size() >= 2 && context.input_shape(1).size() == 1 &&
-                        context.input_dtype(1) == DType::kInt64,
-                    kInvalidModel,
-                    "ReverseSequence wants [batch, time, ...] and int64 lengths");
+    const Shape& shape = context.input_shape(0);
+    const int64_t batch_axis = context.attributes().get_int("batch_axis");
+    TRAINRT_REQUIRE(
+        shape.size() >= 2 && (batch_axis == 0 || batch_axis == 1) &&
+            context.input_dtype(1) == DType::kInt64 &&
+            context.input_shape(1) == Shape{shape[static_cast<size_t>(batch_axis)]},
+        kInvalidModel,
+        "ReverseSequence of ",
+        shape_string(shape),
+        " with samples along axis ",
+        batch_axis,
+        " by ",
+        dtype_name(context.input_dtype(1)),
+        shape_string(context.input_shape(1)),
+        "; wanted samples and steps along axes 0 and 1, and one int64 length per sample");
     return {context.input_type(0)};
   };
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 0); };
@@ -211,10 +228,17 @@ OpDef reverse_sequence_op() {
     g.set_input_grad(0, g.op("ReverseSequence", {g.output_grad(0), g.input(1)}, g.attributes()));
   };
   op.upgrade = [](UpgradeContext& context) {
+    const int64_t batch_axis = context.attributes().get_int("batch_axis", 1);
+    const int64_t time_axis = context.attributes().get_int("time_axis", 0);
+    TRAINRT_REQUIRE(batch_axis + time_axis == 1,
+                    kInvalidModel,
+                    "batch_axis is ",
+                    batch_axis,
+                    " and time_axis ",
+                    time_axis,
+                    "; wanted one to be 0, the other 1");
     context.set_outputs(
-        context.emit("ReverseSequence",
-                     context.inputs(),
-                     {{"batch_axis", context.attributes().get_int("batch_axis", 1)}}));
+        context.emit("ReverseSequence", context.inputs(), {{"batch_axis", batch_axis}}));
   };
   op.cheap = true;
   op.reference_kernel = reverse_sequence_kernel;

@@ -16,6 +16,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/index_check.h"
 #include "ops/localize.h"
 #include "ops/strided_copy.h"
 
@@ -45,19 +46,7 @@ class IndexReader {
         whole_rows_(context.attributes().get_int("vocab_size", rows)) {
     const int64_t n = num_elements(context.input_shape(input));
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t index = raw(i);
-      TRAINRT_REQUIRE(index >= -whole_rows_ && index < whole_rows_,
-                      kInvalidArgument,
-                      "node '",
-                      context.node().name,
-                      "' (",
-                      context.node().op_type,
-                      "): index ",
-                      index,
-                      " at position ",
-                      i,
-                      " is outside of an axis of size ",
-                      whole_rows_);
+      require_index(context, raw(i), i, whole_rows_);
     }
   }
   int64_t operator()(int64_t i) const {

@@ -10,6 +10,7 @@
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/gather.h"
+#include "ops/index_check.h"
 #include "ops/scatter_gradient.h"
 #include "ops/strided_copy.h"
 
@@ -53,29 +54,20 @@ class LineWalk {
   size_t axis_;
 };
 
+int64_t raw_index(const void* data, bool wide, int64_t i) {
+  return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+}
+
 // The index as a position in [0, size).
 int64_t read_index(const void* data, bool wide, int64_t i, int64_t size) {
-  const int64_t index =
-      wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  const int64_t index = raw_index(data, wide, i);
   return index < 0 ? index + size : index;
 }
 
 void require_in_range(const KernelContext& context, int input, int64_t size) {
   const bool wide = context.input_dtype(input) == DType::kInt64;
   for (int64_t i = 0; i < num_elements(context.input_shape(input)); ++i) {
-    const int64_t index = read_index(context.raw_input(input), wide, i, size);
-    TRAINRT_REQUIRE(index >= 0 && index < size,
-                    kInvalidArgument,
-                    "node '",
-                    context.node().name,
-                    "' (",
-                    context.node().op_type,
-                    "): index ",
-                    index,
-                    " at position ",
-                    i,
-                    " is outside of an axis of size ",
-                    size);
+    require_index(context, raw_index(context.raw_input(input), wide, i), i, size);
   }
 }
 
@@ -184,15 +176,32 @@ void scatter_elements_kernel(KernelContext& context) {
   });
 }
 
-void require_indices(const OpContext& op, int input) {
-  require_index_dtype(op, input);
-  TRAINRT_REQUIRE(op.input_shape(input).size() == op.input_shape(0).size(),
+// Each line of the indices has its line in the data.
+void require_indices(const OpContext& op) {
+  require_index_dtype(op, 1);
+  const Shape& data = op.input_shape(0);
+  const Shape& indices = op.input_shape(1);
+  TRAINRT_REQUIRE(indices.size() == data.size(),
                   kInvalidModel,
                   "indices ",
-                  shape_string(op.input_shape(input)),
+                  shape_string(indices),
                   " and data ",
-                  shape_string(op.input_shape(0)),
+                  shape_string(data),
                   " differ in their number of dims");
+  const size_t axis = static_cast<size_t>(op.axis(0));
+  for (size_t d = 0; d < data.size(); ++d) {
+    TRAINRT_REQUIRE(d == axis || indices[d] <= data[d],
+                    kInvalidModel,
+                    "indices ",
+                    shape_string(indices),
+                    " are larger than data ",
+                    shape_string(data),
+                    " in dim ",
+                    d,
+                    "; only along axis ",
+                    axis,
+                    " may they be");
+  }
 }
 
 // Dims along which data and indices have one size are factors, the axis is not.
@@ -226,7 +235,7 @@ OpDef gather_elements_op() {
   OpDef op;
   op.name = "GatherElements";
   op.infer_types = [](const OpContext& context) -> TensorTypes {
-    require_indices(context, 1);
+    require_indices(context);
     return {{context.input_dtype(0), context.input_shape(1)}};
   };
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 0); };
@@ -280,7 +289,7 @@ OpDef scatter_elements_op() {
     TRAINRT_REQUIRE(context.num_inputs() == 3,
                     kInvalidModel,
                     "ScatterElements takes data, indices and updates");
-    require_indices(context, 1);
+    require_indices(context);
     TRAINRT_REQUIRE(context.input_shape(1) == context.input_shape(2) &&
                         context.input_dtype(2) == context.input_dtype(0),
                     kInvalidModel,

@@ -12,6 +12,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/index_check.h"
 #include "ops/scatter_gradient.h"
 #include "ops/strided_copy.h"
 
@@ -55,17 +56,7 @@ struct Addressing {
 
   void require_in_range(const KernelContext& context, const int64_t* indices) const {
     for (int64_t i = 0; i < batches * tuples * width; ++i) {
-      const int64_t dim = data[static_cast<size_t>(batch_dims + i % width)];
-      TRAINRT_REQUIRE(indices[i] >= -dim && indices[i] < dim,
-                      kInvalidArgument,
-                      "node '",
-                      context.node().name,
-                      "' (",
-                      context.node().op_type,
-                      "): index ",
-                      indices[i],
-                      " is outside of a dim of size ",
-                      dim);
+      require_index(context, indices[i], i, data[static_cast<size_t>(batch_dims + i % width)]);
     }
   }
 };
@@ -158,6 +149,15 @@ TensorTypes gather_nd_types(const OpContext& op) {
                   " with ",
                   batch_dims,
                   " batch dims");
+  TRAINRT_REQUIRE(std::equal(data.begin(), data.begin() + batch_dims, indices.begin()),
+                  kInvalidModel,
+                  "data ",
+                  shape_string(data),
+                  " and indices ",
+                  shape_string(indices),
+                  " differ in their first ",
+                  batch_dims,
+                  " dims, the batch dims; wanted the same");
   Shape shape(indices.begin(), indices.end() - 1);
   shape.insert(shape.end(), data.begin() + batch_dims + indices.back(), data.end());
   return {{op.input_dtype(0), shape}};

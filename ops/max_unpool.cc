@@ -12,6 +12,13 @@ namespace {
 void upgrade(UpgradeContext& u) {
   const ValueId x = u.input(0);
   const Shape in = u.shape(x);
+  TRAINRT_REQUIRE(in.size() > 2 && u.shape(u.input(1)) == in,
+                  kInvalidModel,
+                  "x is ",
+                  shape_string(in),
+                  " and the indices ",
+                  shape_string(u.shape(u.input(1))),
+                  "; wanted both [N, C, ...]");
   const size_t spatial = in.size() - 2;
   const Shape kernel = u.attributes().get_ints("kernel_shape");
   const Shape strides = u.attributes().get_ints("strides", Shape(spatial, 1));

@@ -8,6 +8,7 @@
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/elementwise.h"
+#include "ops/integer_division.h"
 
 namespace trainrt {
 
@@ -15,6 +16,8 @@ namespace {
 
 OpDef mod_op() {
   OpDef op = binary_op<Mod, Numbers::kNumeric>("Mod");
+  op.reference_kernel = without_zero_divisors(op.reference_kernel);
+  op.cpu_kernel = without_zero_divisors(op.cpu_kernel);
   op.gradient = [](GradientBuilder& g) {
     if (g.needs_grad(0)) {
       g.set_input_grad(0, g.reduce_to(g.output_grad(0), g.input_shape(0)));

@@ -6,6 +6,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "ops/elementwise.h"
+#include "ops/integer_division.h"
 
 namespace trainrt {
 
@@ -29,6 +30,8 @@ OpDef mul_op() {
 
 OpDef div_op() {
   OpDef op = binary_op<Div, Numbers::kNumeric>("Div");
+  op.reference_kernel = without_zero_divisors(op.reference_kernel);
+  op.cpu_kernel = without_zero_divisors(op.cpu_kernel);
   op.sharding = [](const OpContext& context) -> ShardingRule {
     return Factors::elementwise(context).linear({{0}});
   };

@@ -65,6 +65,15 @@ void upgrade_compress(UpgradeContext& context) {
   if (!context.attributes().has("axis")) {
     input = context.reshape(input, {num_elements(context.shape(input))});
   }
+  const Shape shape = context.shape(input);
+  const int64_t size =
+      shape.at(static_cast<size_t>(normalize_axis(axis, static_cast<int>(shape.size()))));
+  TRAINRT_REQUIRE(static_cast<int64_t>(keep.size()) <= size,
+                  kInvalidModel,
+                  "the condition has ",
+                  keep.size(),
+                  " elements for an axis of size ",
+                  size);
   const int64_t count = static_cast<int64_t>(positions.size());
   const ValueId indices = context.constant(Tensor::from(positions, {count}));
   context.set_outputs(context.emit("Gather", {input, indices}, {{"axis", axis}}));

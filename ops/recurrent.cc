@@ -140,6 +140,11 @@ TensorTypes infer_forward(const OpContext& op) {
   require(kC0, "c0", {cell.batch, cell.hidden});
   require(kP, "p", {3 * cell.hidden});
   require(kLens, "lens", {cell.batch});
+  TRAINRT_REQUIRE(!op.has_input(kLens) || op.input_dtype(kLens) == DType::kInt32,
+                  kInvalidModel,
+                  "Recurrent: lens is ",
+                  dtype_name(op.input_dtype(kLens)),
+                  ", wanted int32");
   TRAINRT_REQUIRE(op.has_input(kH0) && (cell.kind != CellKind::kLstm || op.has_input(kC0)),
                   kInvalidModel,
                   "Recurrent: the initial state is missing");

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "ops/gemm_tile.h"
+#include "ops/index_check.h"
 #include "ops/recurrent.h"
 #include "ops/recurrent_activation.h"
 #include "ops/recurrent_scratch.h"
@@ -63,7 +64,7 @@ struct Tensors {
 };
 
 int64_t length_of(const Cell& cell, const int32_t* lens, int64_t sample) {
-  return lens == nullptr ? cell.steps : std::clamp<int64_t>(lens[sample], 0, cell.steps);
+  return lens == nullptr ? cell.steps : lens[sample];
 }
 
 int64_t time_of(const Cell& cell, int64_t length, int64_t step) {
@@ -515,7 +516,9 @@ void backward(KernelContext& op, T* base) {
 
 template <typename T>
 void forward(KernelContext& op, T* base) {
-  run<T>(op, cell_of(op.attributes(), op.input_shape(kXproj)), base, forward_task<T>);
+  const Cell cell = cell_of(op.attributes(), op.input_shape(kXproj));
+  require_lengths<int32_t>(op, kLens, cell.steps);
+  run<T>(op, cell, base, forward_task<T>);
 }
 
 int64_t workspace(const OpContext& op, const DeviceSpec& spec) {

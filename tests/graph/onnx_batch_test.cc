@@ -196,5 +196,31 @@ TEST(OnnxBatchTest, AShapeErrorThatHasNothingToDoWithTheBatchStaysWhatItIs) {
               AllOf(HasSubstr("'bad'"), HasSubstr("do not broadcast")));
 }
 
+// One table for all samples is what a batch of 1 bakes; where it cannot be told from a table of one
+// sample, the node that it does not fit is named.
+TEST(OnnxBatchTest, ATableOfOneSampleForIndicesOfMany) {
+  const std::string table = "float[1, 3] d = {1, 2, 3}, int64[2] s = {1, 3}";
+  const std::string expanded = "t = Expand(d, s)\ny = GatherND <batch_dims = 1> (t, i)";
+  const std::string signature = "(int64[n, 2, 1] i) => (float[n, 2] y)";
+  BindOptions options = at_batch(5);
+  EXPECT_EQ(output_shape(model_of(signature, table, expanded).bind(options)), (Shape{5, 2}));
+  options.rewrite_baked_batch = false;
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel,
+                       [&] { model_of(signature, table, expanded).bind(options); }),
+              HasSubstr("baked batch size 1 into 'Expand:t'"));
+  for (const std::string batch : {"n", "1"}) {
+    EXPECT_THAT(
+        error_of(ErrorCode::kInvalidModel,
+                 [&] {
+                   model_of("(int64[" + batch + ", 2, 1] i) => (float[" + batch + ", 2] y)",
+                            table,
+                            "y = GatherND <batch_dims = 1> (d, i)")
+                       .bind(at_batch(5));
+                 }),
+        ::testing::AllOf(HasSubstr("differ in their first 1 dims"), HasSubstr("'GatherND:y'")))
+        << batch;
+  }
+}
+
 }  // namespace
 }  // namespace trainrt
