@@ -29,6 +29,9 @@ std::vector<ValueId> GraphBuilder::node(const std::string& op_type,
   TensorTypes output_types;
   try {
     output_types = def.infer_types(OpContext(node, input_types, present, {}));
+    for (const TensorType& output : output_types) {
+      num_elements(output.shape);  // refuses what is no shape
+    }
   } catch (Error& error) {
     std::string types;
     for (size_t i = 0; i < input_types.size(); ++i) {

@@ -7,6 +7,15 @@
 namespace trainrt {
 
 int64_t num_elements(const Shape& shape) {
+  for (const int64_t dim : shape) {
+    TRAINRT_REQUIRE(dim >= 0,
+                    kInvalidModel,
+                    "shape ",
+                    shape_string(shape),
+                    " has the dim ",
+                    dim,
+                    "; wanted 0 or more");
+  }
   return dims_product(shape, 0, static_cast<int>(shape.size()));
 }
 

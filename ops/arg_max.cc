@@ -7,6 +7,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/int_scalar.h"
 
 namespace trainrt {
 
@@ -170,7 +171,7 @@ void top_k_kernel(KernelContext& context) {
 
 void upgrade_top_k(UpgradeContext& context) {
   const int64_t k =
-      context.opset() < 10 ? context.attributes().get_int("k") : context.int_input(1).at(0);
+      context.opset() < 10 ? context.attributes().get_int("k") : int_scalar(context, 1);
   context.set_outputs(context.emit("TopK",
                                    {context.input(0)},
                                    {{"k", k},

@@ -190,6 +190,13 @@ void upgrade_split(UpgradeContext& context) {
   if (sizes.empty()) {
     // Equal pieces, the last one smaller when it does not come out even.
     const int64_t count = context.attributes().get_int("num_outputs", context.num_outputs());
+    TRAINRT_REQUIRE(count == context.num_outputs(),
+                    kInvalidModel,
+                    "num_outputs is ",
+                    count,
+                    ", but the node has ",
+                    context.num_outputs(),
+                    " outputs");
     const int64_t piece = (dim + count - 1) / count;
     for (int64_t i = 0; i < count; ++i) {
       sizes.push_back(std::max<int64_t>(0, std::min(piece, dim - i * piece)));

@@ -12,15 +12,28 @@ struct Image {
 
 Image image_of(UpgradeContext& context) {
   const Shape shape = context.shape(context.input(0));
-  if (shape.size() != 4) {
-    context.fail(concat("input must be [N, C, H, W], got ", shape_string(shape)));
-  }
-  return {shape[0], shape[1], shape[2], shape[3], context.attributes().get_int("blocksize")};
+  TRAINRT_REQUIRE(shape.size() == 4,
+                  kInvalidModel,
+                  "the input is ",
+                  shape_string(shape),
+                  ", wanted [N, C, H, W]");
+  const Image image{
+      shape[0], shape[1], shape[2], shape[3], context.attributes().get_int("blocksize")};
+  TRAINRT_REQUIRE(
+      image.block >= 1, kInvalidModel, "blocksize is ", image.block, "; wanted at least 1");
+  return image;
 }
 
 void upgrade_depth_to_space(UpgradeContext& context) {
   const auto [n, c, h, w, b] = image_of(context);
-  const int64_t depth = c / (b * b);
+  TRAINRT_REQUIRE(c % b == 0 && c / b % b == 0,
+                  kInvalidModel,
+                  c,
+                  " channels do not divide into blocks of ",
+                  b,
+                  " x ",
+                  b);
+  const int64_t depth = c / b / b;
   const bool column_row = context.attributes().get_string("mode", "DCR") == "CRD";
   const Shape split = column_row ? Shape{n, depth, b, b, h, w} : Shape{n, b, b, depth, h, w};
   const std::vector<int64_t> perm =
@@ -31,6 +44,16 @@ void upgrade_depth_to_space(UpgradeContext& context) {
 
 void upgrade_space_to_depth(UpgradeContext& context) {
   const auto [n, c, h, w, b] = image_of(context);
+  TRAINRT_REQUIRE(h % b == 0 && w % b == 0,
+                  kInvalidModel,
+                  "images of ",
+                  h,
+                  " x ",
+                  w,
+                  " do not divide into blocks of ",
+                  b,
+                  " x ",
+                  b);
   const ValueId split = context.reshape(context.input(0), {n, c, h / b, b, w / b, b});
   const ValueId moved = context.transpose(split, {0, 3, 5, 1, 2, 4});
   context.set_outputs(

@@ -9,6 +9,7 @@
 
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/int_scalar.h"
 
 namespace trainrt {
 
@@ -97,7 +98,7 @@ void upgrade_dft(UpgradeContext& u) {
   require_parts(u, shape);
   const int ndim = static_cast<int>(shape.size());
   const int64_t given = u.opset() < 20   ? u.attributes().get_int("axis", 1)
-                        : u.has_input(2) ? u.int_input(2).at(0)
+                        : u.has_input(2) ? int_scalar(u, 2)
                                          : -2;
   const int axis = normalize_axis(given, ndim);
   if (axis == ndim - 1) {
@@ -114,7 +115,7 @@ void upgrade_dft(UpgradeContext& u) {
     swap[static_cast<size_t>(d)] = d == axis ? ndim - 2 : d == ndim - 2 ? axis : d;
   }
   const bool moved = axis != ndim - 2;
-  const int64_t points = u.has_input(1) ? u.int_input(1).at(0) : shape[static_cast<size_t>(axis)];
+  const int64_t points = u.has_input(1) ? int_scalar(u, 1) : shape[static_cast<size_t>(axis)];
   const ValueId lines = fit_length(u, moved ? u.transpose(x, swap) : x, points);
   const ValueId y = transform_last(u, lines, transform_of(points, onesided, inverse));
   u.set_output(0, moved ? u.transpose(y, swap) : y);
@@ -126,8 +127,8 @@ void upgrade_stft(UpgradeContext& u) {
   const ValueId signal = u.input(0);
   const Shape shape = u.shape(signal);
   require_parts(u, shape);
-  const int64_t step = u.int_input(1).at(0);
-  const int64_t points = u.has_input(3)   ? u.int_input(3).at(0)
+  const int64_t step = int_scalar(u, 1);
+  const int64_t points = u.has_input(3)   ? int_scalar(u, 3)
                          : u.has_input(2) ? u.shape(u.input(2)).at(0)
                                           : 0;
   if (shape.size() != 3 || step < 1 || points < 1 || points > shape[1]) {

@@ -100,7 +100,8 @@ void upgrade_eye_like(UpgradeContext& context) {
   if (like.shape.size() != 2) {
     context.fail(concat("input must have 2 dims, got ", shape_string(like.shape)));
   }
-  const int64_t k = context.attributes().get_int("k", 0);
+  const int64_t k = std::clamp<int64_t>(
+      context.attributes().get_int("k", 0), -like.shape[0], like.shape[1]);  // beyond: all zeros
   Tensor eye(DType::kFloat64, like.shape);
   for (int64_t row = std::max<int64_t>(0, -k); row < like.shape[0] && row + k < like.shape[1];
        ++row) {

@@ -6,6 +6,7 @@
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/convert.h"
+#include "ops/int_scalar.h"
 
 namespace trainrt {
 
@@ -73,10 +74,10 @@ OpDef one_hot_op() {
   };
   op.not_differentiable = true;
   op.upgrade = [](UpgradeContext& context) {
-    context.set_outputs(context.emit("OneHot",
-                                     {context.input(0), context.input(2)},
-                                     {{"depth", context.int_input(1).at(0)},
-                                      {"axis", context.attributes().get_int("axis", -1)}}));
+    context.set_outputs(context.emit(
+        "OneHot",
+        {context.input(0), context.input(2)},
+        {{"depth", int_scalar(context, 1)}, {"axis", context.attributes().get_int("axis", -1)}}));
   };
   op.cheap = true;
   op.reference_kernel = [](KernelContext& context) {

@@ -176,11 +176,23 @@ Shape padded_shape(const Attributes& attributes, Shape shape, int64_t sign) {
     const int64_t from = shape[d];
     shape[d] += sign * (pads[d] + pads[ndim + d]);
     TRAINRT_REQUIRE(shape[d] >= 0, kInvalidModel, "Pad crops more than dim ", d, " has");
-    TRAINRT_REQUIRE(
-        sign < 0 || shape[d] <= from || from > 0 || pad_mode_of(attributes) == PadMode::kConstant,
-        kInvalidModel,
-        "Pad cannot repeat an empty dim ",
-        d);
+    const int64_t inner = sign > 0 ? from : shape[d];
+    const int64_t kept =
+        inner + std::min<int64_t>(pads[d], 0) + std::min<int64_t>(pads[ndim + d], 0);
+    TRAINRT_REQUIRE(kept > 0 || (pads[d] <= 0 && pads[ndim + d] <= 0) ||
+                        pad_mode_of(attributes) == PadMode::kConstant,
+                    kInvalidModel,
+                    "Pad by ",
+                    pads[d],
+                    " and ",
+                    pads[ndim + d],
+                    " leaves nothing of dim ",
+                    d,
+                    " of size ",
+                    inner,
+                    " that mode '",
+                    attributes.get_string("mode", "constant"),
+                    "' could repeat");
   }
   return shape;
 }

@@ -28,6 +28,14 @@ class RecurrentUpgrade {
                     shape_string(u.shape(u.input(2)))));
     }
     hidden_ = u.shape(u.input(2)).back();
+    const int64_t wanted = u.attributes().get_int("hidden_size", hidden_);
+    TRAINRT_REQUIRE(wanted == hidden_ && hidden_ > 0,
+                    kInvalidModel,
+                    "hidden_size is ",
+                    wanted,
+                    ", but r is ",
+                    shape_string(u.shape(u.input(2))),
+                    "; wanted its last dim, at least 1");
   }
 
   void run() {

@@ -95,7 +95,6 @@ void upgrade_reshape(UpgradeContext& context) {
   const Shape& from = context.shape(context.input(0));
   Shape shape = context.opset() < 5 ? context.attributes().get_ints("shape") : context.int_input(1);
   const bool allow_zero = context.attributes().get_int("allowzero", 0) != 0;
-  int64_t known = 1;
   int unknown = -1;
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 0 && !allow_zero) {
@@ -109,13 +108,19 @@ void upgrade_reshape(UpgradeContext& context) {
       shape[d] = from[d];
     }
     if (shape[d] == -1) {
+      TRAINRT_REQUIRE(unknown < 0,
+                      kInvalidModel,
+                      "the new shape ",
+                      shape_string(shape),
+                      " leaves more than one dim open (-1)");
       unknown = static_cast<int>(d);
-    } else {
-      known *= shape[d];
     }
   }
   if (unknown >= 0) {
     const int64_t total = num_elements(from);
+    Shape others = shape;
+    others[static_cast<size_t>(unknown)] = 1;
+    const int64_t known = num_elements(others);
     TRAINRT_REQUIRE(known != 0 && total % known == 0,
                     kInvalidModel,
                     "cannot reshape ",

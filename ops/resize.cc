@@ -25,6 +25,8 @@ namespace trainrt {
 
 namespace {
 
+constexpr double kLargestSize = 1LL << 62;
+
 // Applies one map along its axis of x (shape `shape`, which becomes that of y), or its transpose.
 template <typename C>
 void apply_map(
@@ -133,6 +135,17 @@ TensorTypes infer(const OpContext& op) {
                   shape_string(p.out),
                   " for an input of shape ",
                   shape_string(p.in));
+  for (size_t d = 0; d < p.in.size(); ++d) {
+    TRAINRT_REQUIRE(p.in[d] > 0 ? p.out[d] > 0 : p.out[d] == p.in[d],
+                    kInvalidModel,
+                    op.node().op_type,
+                    ": axis ",
+                    d,
+                    " of ",
+                    shape_string(p.in),
+                    " cannot become one of size ",
+                    p.out[d]);
+  }
   return {{op.input_dtype(0), p.transposed ? p.in : p.out}};
 }
 
@@ -270,6 +283,7 @@ void copy_modes(UpgradeContext& u, Attributes& attributes) {
 
 void upgrade(UpgradeContext& u) {
   const Shape in = u.shape(u.input(0));
+  TRAINRT_REQUIRE(!in.empty(), kInvalidModel, "a scalar has no axis to resize");
   Attributes attributes;
   copy_modes(u, attributes);
   const bool with_roi = u.op_type() == "Resize" && u.opset() >= 11;
@@ -301,7 +315,18 @@ void upgrade(UpgradeContext& u) {
   if (!attributes.has("sizes")) {
     for (size_t d = 0; d < in.size(); ++d) {
       const double extent = coordinates == "tf_crop_and_resize" ? roi[d + in.size()] - roi[d] : 1.0;
-      sizes[d] = static_cast<int64_t>(std::floor(static_cast<double>(in[d]) * extent * scales[d]));
+      const double size = std::floor(static_cast<double>(in[d]) * extent * scales[d]);
+      TRAINRT_REQUIRE(scales[d] > 0 && size >= 0 && size < kLargestSize,
+                      kInvalidModel,
+                      "axis ",
+                      d,
+                      " of size ",
+                      in[d],
+                      " cannot be resized by ",
+                      scales[d],
+                      extent == 1 ? "" : concat(" of an extent of ", extent),
+                      "; wanted a positive scale, and fewer than 2^62 elements");
+      sizes[d] = static_cast<int64_t>(size);
     }
     attributes.set("sizes", sizes);
   }

@@ -32,22 +32,23 @@ Shape sliced_shape(const Attributes& attributes, Shape shape) {
       axes.size(),
       " axes");
   for (size_t i = 0; i < axes.size(); ++i) {
+    TRAINRT_REQUIRE(steps[i] != 0, kInvalidModel, "Slice has a step of 0 along axis ", axes[i]);
     int64_t& dim = shape.at(static_cast<size_t>(axes[i]));
     const int64_t size = slice_size(starts[i], ends[i], steps[i]);
-    TRAINRT_REQUIRE(steps[i] != 0 && (size == 0 || (starts[i] >= 0 && starts[i] < dim &&
-                                                    starts[i] + (size - 1) * steps[i] >= 0 &&
-                                                    starts[i] + (size - 1) * steps[i] < dim)),
-                    kInvalidModel,
-                    "slice [",
-                    starts[i],
-                    ":",
-                    ends[i],
-                    ":",
-                    steps[i],
-                    "] is outside of dim ",
-                    axes[i],
-                    " of size ",
-                    dim);
+    TRAINRT_REQUIRE(
+        size == 0 || (starts[i] >= 0 && starts[i] < dim && starts[i] + (size - 1) * steps[i] >= 0 &&
+                      starts[i] + (size - 1) * steps[i] < dim),
+        kInvalidModel,
+        "slice [",
+        starts[i],
+        ":",
+        ends[i],
+        ":",
+        steps[i],
+        "] is outside of dim ",
+        axes[i],
+        " of size ",
+        dim);
     dim = size;
   }
   return shape;
@@ -104,7 +105,14 @@ Cut normalize(const Cut& given, const Shape& shape) {
   for (size_t i = 0; i < given.axes.size(); ++i) {
     const int axis = normalize_axis(given.axes[i], static_cast<int>(shape.size()));
     const int64_t dim = shape[static_cast<size_t>(axis)];
-    const int64_t step = given.steps[i];
+    TRAINRT_REQUIRE(given.steps[i] != 0, kInvalidModel, "Slice has a step of 0 along axis ", axis);
+    TRAINRT_REQUIRE(std::find(cut.axes.begin(), cut.axes.end(), axis) == cut.axes.end(),
+                    kInvalidModel,
+                    "Slice cuts axis ",
+                    axis,
+                    " twice");
+    // A step beyond the dim takes the first element alone, however large it is.
+    const int64_t step = std::clamp<int64_t>(given.steps[i], -dim - 1, dim + 1);
     const int64_t low = step > 0 ? 0 : -1, high = step > 0 ? dim : dim - 1;
     const auto bound = [&](int64_t index) {
       // Added only where it cannot overflow: INT64_MIN and INT64_MAX are usual values.

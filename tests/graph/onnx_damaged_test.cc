@@ -46,5 +46,123 @@ TEST(OnnxDamagedTest, IndexTuplesWiderThanTheData) {
               HasSubstr("with -1 batch dims"));
 }
 
+const std::string kLstmShapes = "int64[3] ws = {1, 16, 3}, int64[3] rs = {1, 16, 4}";
+
+struct Case {
+  std::string signature, initializers, body, message;
+  int opset = 18;
+};
+
+void expect_refusals(const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.body);
+    EXPECT_THAT(
+        error_of(ErrorCode::kInvalidModel,
+                 [&] { model_of(c.signature, c.initializers, c.body, c.opset).bind(at_batch(4)); }),
+        HasSubstr(c.message));
+  }
+}
+
+TEST(OnnxDamagedTest, StepsBlocksAndCountsOfZero) {
+  expect_refusals({
+      {"(float[4, 6] x) => (float[4, 6] y)",
+       "int64[1] a = {0}, int64[1] b = {4}",
+       "y = Slice(x, a, b, a, a)",
+       "a step of 0 along axis 0"},
+      {"(float[4, 6] x) => (float[4, 6] y)",
+       "int64[2] a = {0, 1}, int64[2] b = {3, 4}, int64[2] c = {1, -1}",
+       "y = Slice(x, a, b, c)",
+       "cuts axis 1 twice"},
+      {"(float[4, 4, 6, 6] x) => (float[4, 4, 6, 6] y)",
+       "",
+       "y = DepthToSpace <blocksize = 0> (x)",
+       "blocksize is 0"},
+      {"(float[4, 4, 6, 6] x) => (float[4, 4, 6, 6] y)",
+       "",
+       "y = DepthToSpace <blocksize = 4> (x)",
+       "4 channels do not divide into blocks of 4 x 4"},
+      {"(float[4, 4, 6, 6] x) => (float[4, 4, 6, 6] y)",
+       "",
+       "y = SpaceToDepth <blocksize = 0> (x)",
+       "blocksize is 0"},
+      {"(float[4, 4, 6, 6] x) => (float[4, 4, 6, 6] y)",
+       "",
+       "y = SpaceToDepth <blocksize = 4> (x)",
+       "images of 6 x 6 do not divide"},
+      {"(float[4, 6] x) => (float[4, 6] y)",
+       "",
+       "y = Split <axis = 1, num_outputs = 0> (x)",
+       "num_outputs is 0, but the node has 1"},
+      {"(float[4, 4, 3] x) => (float[4, 1, 4, 4] y)",
+       kLstmShapes,
+       "w = ConstantOfShape(ws)\nr = ConstantOfShape(rs)\ny = LSTM <hidden_size = 0> (x, w, r)",
+       "hidden_size is 0"},
+  });
+}
+
+TEST(OnnxDamagedTest, SizesThatAreNone) {
+  const std::string x = "(float[4, 6] x) => (float[4, 6] y)";
+  expect_refusals({
+      {x, "int64[1] s = {-3}", "t = ConstantOfShape(s)\nr = ReduceSum(t)\ny = Add(x, r)", "[-3]"},
+      {x, "int64[2] s = {-2, -12}", "y = Reshape(x, s)", "[-2, -12]"},
+      {x, "int64[3] s = {-1, -2, 6}", "y = Reshape(x, s)", "has the dim -2"},
+      {x, "int64[3] s = {-2, 4, 6}", "y = Expand(x, s)", "[-2, 4, 6]"},
+      {x, "int64[2] s = {1, -2}", "y = Tile(x, s)", "has the dim -2"},
+      {x, "int64[2] s = {8, -2}", "y, z = Split <axis = 1> (x, s)", "has the dim -2"},
+      {x,
+       "int64 s = {-2}, float[2] v = {0, 1}",
+       "i = Cast <to = 7> (x)\ny = OneHot(i, s, v)",
+       "-2"},
+      {x, "int64[4] s = {0, -9, 0, 2}", "y = Pad(x, s)", "crops more than dim 1"},
+      {x, "int64[4] s = {0, -6, 0, 2}", "y = Pad <mode = \"edge\"> (x, s)", "could repeat"},
+      {x, "int64[4] s = {0, -6, 0, 2}", "y = Pad <mode = \"reflect\"> (x, s)", "could repeat"},
+      {x, "int64[4] s = {0, -6, 0, 2}", "y = Pad <mode = \"wrap\"> (x, s)", "could repeat", 19},
+      {x, "float[2] s = {1, 0}", "y = Resize(x, , s)", "resized by 0"},
+      {x, "float[2] s = {1, -2}", "y = Resize(x, , s)", "resized by -2"},
+      {x, "int64[2] s = {4, 0}", "y = Resize(x, , , s)", "cannot become one of size 0"},
+  });
+}
+
+TEST(OnnxDamagedTest, IndicesAndLengthsThatDoNotFitTheData) {
+  const std::string y = ") => (float[4, 6] y)";
+  expect_refusals({
+      {"(float[4, 6] x, int64[4, 9] i" + y,
+       "",
+       "y = GatherElements <axis = 0> (x, i)",
+       "indices [4, 9] are larger than data [4, 6] in dim 1"},
+      {"(float[4, 6] x, int64[4, 9] i, float[4, 9] u" + y,
+       "",
+       "y = ScatterElements <axis = 0> (x, i, u)",
+       "larger than data"},
+      {"(float[4, 6] x" + y,
+       "int64[2, 1] i = {0, 0}",
+       "y = GatherND <batch_dims = 1> (x, i)",
+       "differ in their first 1 dims"},
+      {"(float[4, 6] x" + y,
+       "int64[2] l = {1, 1}",
+       "y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, l)",
+       "one int64 length per sample"},
+      {"(float[4, 6] x, int64[4] l" + y,
+       "",
+       "y = ReverseSequence <batch_axis = 1, time_axis = 1> (x, l)",
+       "wanted one to be 0, the other 1"},
+      {"(float[4, 4, 3] x) => (float[4, 1, 4, 4] y)",
+       kLstmShapes + ", int32[2] l = {1, 1}",
+       "w = ConstantOfShape(ws)\nr = ConstantOfShape(rs)\n"
+       "y = LSTM <hidden_size = 4> (x, w, r, , l)",
+       "lens is [2], wanted [4]"},
+      {"(float[4, 6] x" + y, "int64 a = {5}", "y = CumSum(x, a)", "axis 5 is outside"},
+      {"(float[4, 6] x" + y, "int64[2] a = {0, 1}", "y = CumSum(x, a)", "has 2 elements"},
+      {"(float[4, 6] x" + y,
+       "bool[5] c = {1, 0, 1, 0, 1}",
+       "y = Compress <axis = 0> (x, c)",
+       "5 elements for an axis of size 4"},
+      {"(float[4, 1, 3] x, int64[4, 3, 1] i" + y,
+       "",
+       "y = MaxUnpool <kernel_shape = [2], strides = [2]> (x, i)",
+       "the indices [4, 3, 1]"},
+  });
+}
+
 }  // namespace
 }  // namespace trainrt
