@@ -196,8 +196,8 @@ class ShortPipeline {
       }
       stage_of.push_back(stage);
     }
-    std::map<std::vector<int>, int> kind_of_key;
-    std::map<int, int> count;
+    std::vector<Kind> stages;
+    std::vector<std::vector<int>> keys;
     for (int s = 0, block = 0; s < num_stages(); ++s) {
       Kind kind{s, block, block, 0, in_flight(s)};
       while (kind.end < static_cast<int>(stage_of.size()) &&
@@ -208,17 +208,21 @@ class ShortPipeline {
       if (kind.first == kind.end) {
         return false;
       }
-      std::vector<int> key(classes_.begin() + kind.first, classes_.begin() + kind.end);
+      std::vector<int>& key =
+          keys.emplace_back(classes_.begin() + kind.first, classes_.begin() + kind.end);
       key.push_back(static_cast<int>(plan_.stages[static_cast<size_t>(s)].recompute));
       key.push_back((s == 0 ? 1 : 0) + (s + 1 == num_stages() ? 2 : 0) + (kind.in_flight ? 4 : 0));
-      const auto [known, is_new] = kind_of_key.emplace(std::move(key), num_kinds());
-      // A second one tells what stages of a kind have in common.
-      const bool again = plan_.virtual_stages > 1 && ++count[known->second] == 2;
-      if ((is_new || again) && !count_repeated(&kind)) {
-        return false;
-      }
-      if (is_new || again) {
-        kinds_.push_back(kind);
+      stages.push_back(kind);
+    }
+    std::map<std::vector<int>, int> kind_of_key;
+    const std::set<int> wanted = wanted_stages(stages, keys);
+    for (size_t s = 0; s < stages.size(); ++s) {
+      const auto [known, is_new] = kind_of_key.emplace(keys[s], num_kinds());
+      if (wanted.count(static_cast<int>(s)) != 0) {
+        if (!count_repeated(&stages[s])) {
+          return false;
+        }
+        kinds_.push_back(stages[s]);
       }
       kind_of_stage_.push_back(known->second);
     }
@@ -231,6 +235,40 @@ class ShortPipeline {
     kept = exact_ ? all : kept;
     return kept <= kMostBlocks &&
            static_cast<double>(kept) < kMostKept * static_cast<double>(classes_.size());
+  }
+
+  // The first stage of each kind. Where ranks hold several stages, what these have in common is
+  // what two of the wanted ones have: a second stage of a kind is wanted for blocks that no other
+  // kind has.
+  std::set<int> wanted_stages(const std::vector<Kind>& stages,
+                              const std::vector<std::vector<int>>& keys) const {
+    std::map<std::vector<int>, std::vector<int>> alike;
+    for (size_t s = 0; s < keys.size(); ++s) {
+      alike[keys[s]].push_back(static_cast<int>(s));
+    }
+    std::set<int> wanted;
+    std::map<int, int> count;  // wanted stages with blocks of a class
+    const auto classes = [&](int stage) {
+      const Kind& kind = stages[static_cast<size_t>(stage)];
+      return std::set<int>(classes_.begin() + kind.first, classes_.begin() + kind.end);
+    };
+    const auto want = [&](int stage) {
+      wanted.insert(stage);
+      for (const int block_class : classes(stage)) {
+        ++count[block_class];
+      }
+    };
+    for (const auto& [key, same] : alike) {
+      want(same[0]);
+    }
+    for (const auto& [key, same] : alike) {
+      const std::set<int> own = classes(same[0]);
+      if (plan_.virtual_stages > 1 && same.size() > 1 &&
+          std::any_of(own.begin(), own.end(), [&](int c) { return count[c] < 2; })) {
+        want(same[1]);
+      }
+    }
+    return wanted;
   }
 
   std::vector<int> kept_of(const Kind& kind, int times) const {
