@@ -1,6 +1,7 @@
 // Forward nodes in graph order: a node stands in the stage that the plan gives it, but never before
 // one of its inputs. Backward nodes stand with their forward node, but never after (a lower stage's
-// backward runs later) one of their inputs. The update is walked twice: forwards for where results
+// backward runs later) one of their inputs; those that read no activation, though, where they are
+// wanted first. The update is walked twice: forwards for where results
 // can be had without moving anything, backwards for where they are wanted.
 #include "parallel/stage_cut.h"
 
@@ -78,7 +79,7 @@ class Cutter {
     }
     place_sources(Region::kForward, /*behind=*/false);
     for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
-      if (graph_.node(id).region == Region::kBackward) {
+      if (graph_.node(id).region == Region::kBackward && !waits_for_nothing(id)) {
         stage(id) = backward_stage(id);
       }
     }
@@ -111,6 +112,16 @@ class Cutter {
       }
     }
     return result;
+  }
+
+  // All that it is made of is there before the step.
+  bool waits_for_nothing(NodeId id) {
+    const std::vector<ValueId>& inputs = graph_.node(id).inputs;
+    return std::all_of(inputs.begin(), inputs.end(), [&](ValueId input) {
+      const NodeId from = producer(input);
+      return from == kNoNode ||
+             (graph_.node(from).region == Region::kBackward && stage(from) == kNoStage);
+    });
   }
 
   int backward_stage(NodeId id) {

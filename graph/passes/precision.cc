@@ -170,11 +170,15 @@ class Lowering {
       return known->second;
     }
     const std::string name = concat(result_.value(id).name, ".", dtype_name(to));
-    const ValueId result = builder_.op("Cast",
-                                       {id},
-                                       {{"to", std::string(dtype_name(to))}},
-                                       result_.unique_node_name(name),
-                                       result_.unique_value_name(name));
+    const Tensor constant = result_.value(id).constant;  // known now: no node of every step
+    const ValueId result =
+        constant.defined()
+            ? result_.add_constant(result_.unique_value_name(name), constant.cast(to))
+            : builder_.op("Cast",
+                          {id},
+                          {{"to", std::string(dtype_name(to))}},
+                          result_.unique_node_name(name),
+                          result_.unique_value_name(name));
     casts_[{id, to}] = result;
     return result;
   }

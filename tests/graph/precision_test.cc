@@ -70,6 +70,23 @@ TEST(LowerPrecisionTest, ParametersInputsAndOutputsKeepTheirTypesAndNames) {
   EXPECT_EQ(graph.value(*graph.find_value("w")).kind, ValueKind::kParameter);
 }
 
+TEST(LowerPrecisionTest, ConstantsAreCastWhereTheyAreKnown) {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId x = graph.add_input("x", {DType::kFloat32, {4, 2}}, 0);
+  const ValueId product =
+      builder.op("MatMul", {x, parameter(graph, "w", {2, 2})}, {}, "first", "product");
+  const ValueId table =
+      graph.add_constant("table", Tensor::from(std::vector<float>{1, 2.0078125f}, {2}));
+  graph.outputs() = {builder.op("Mul", {product, table}, {}, "scale", "y")};
+  const Graph lowered = lower_precision(graph, DType::kBFloat16);
+  verify(lowered, "lowered");
+  EXPECT_EQ(count_casts_of(lowered, "table"), 0);
+  const Value& cast = lowered.value(*lowered.find_value("table.bfloat16"));
+  ASSERT_EQ(cast.kind, ValueKind::kConstant);
+  EXPECT_EQ(cast.constant.to_double(), (std::vector<double>{1, 2}));  // 8 bits are too few
+}
+
 TEST(LowerPrecisionTest, AValueIsCastOnceHoweverManyReadIt) {
   const Graph graph = lower_precision(dense(), DType::kBFloat16);
   EXPECT_EQ(count_casts_of(graph, "w"), 1);
