@@ -75,6 +75,11 @@ BlockSums::BlockSums(const ModelProfile& profile, RecomputeMode recompute)
     : parameters_(prefix(profile, [](const BlockClass& block) { return block.parameters; })),
       shared_(prefix(profile, [](const BlockClass& block) { return block.shared_parameters; })),
       kept_(prefix(profile, [&](const BlockClass& block) { return kept_of(block, recompute); })),
+      put_off_(prefix(profile,
+                      [&](const BlockClass& block) {
+                        return block.split_bytes +
+                               std::max(0.0, block.stash_bytes[0] - kept_of(block, recompute));
+                      })),
       working_(
           by_block(profile, [&](const BlockClass& block) { return working_of(block, recompute); })),
       largest_parameters_(

@@ -31,6 +31,8 @@ class BlockSums {
   double parameters(int first, int end) const { return sum(parameters_, first, end); }
   double shared_parameters(int first, int end) const { return sum(shared_, first, end); }
   double kept(int first, int end) const { return sum(kept_, first, end); }
+  // What weight gradients that are put off keep beside: gradients, and what has run again for them.
+  double put_off(int first, int end) const { return sum(put_off_, first, end); }
   double working(int block) const { return working_[static_cast<size_t>(block)]; }
   double largest_parameters(int first, int end) const {
     return most(largest_parameters_, first, end);
@@ -49,8 +51,8 @@ class BlockSums {
     return largest.value(static_cast<size_t>(first), static_cast<size_t>(end));
   }
 
-  std::vector<double> parameters_, shared_, kept_;  // prefix sums
-  std::vector<double> working_;                     // by block: beyond what is kept
+  std::vector<double> parameters_, shared_, kept_, put_off_;  // prefix sums
+  std::vector<double> working_;                               // by block: beyond what is kept
   LargestOf largest_parameters_, transient_, again_, busiest_;
 };
 

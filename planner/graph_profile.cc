@@ -261,6 +261,7 @@ class Profiler {
     const BlockBytes bytes = block_bytes(wanted, block_class);
     result->stash_bytes = bytes.kept;
     result->transient_bytes = bytes.transient;
+    result->split_bytes = bytes.split;
     const std::set<NodeId> rerun = kept_values(graph_, block).rerun;
     for (const NodeId id : block.forward) {
       if (rerun.count(id) != 0) {

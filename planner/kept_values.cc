@@ -163,6 +163,24 @@ BlockBytes block_bytes(const BlockBytesRequest& request, int block_class) {
     result.kept[1] += bytes(id);
   }
   result.kept[2] = block.input == kNoValue ? 0 : bytes(block.input);
+  const std::set<NodeId> own(block.forward.begin(), block.forward.end());
+  const std::vector<bool>& awaited = request.model->awaited;
+  std::set<ValueId> gradients;
+  for (const NodeId id : block.backward) {
+    for (const ValueId input : graph.node(id).inputs) {
+      const ValueId storage = input == kNoValue ? input : storage_of(graph, input);
+      if (awaited[static_cast<size_t>(id)] || storage == kNoValue || storage == block.input ||
+          graph.value(storage).kind != ValueKind::kIntermediate) {
+        continue;
+      }
+      const NodeId producer = graph.value(storage).producer;
+      const bool of_forward = own.count(producer) != 0;
+      if (!of_forward && (producer == kNoNode || awaited[static_cast<size_t>(producer)]) &&
+          gradients.insert(storage).second) {
+        result.split += bytes(storage);
+      }
+    }
+  }
   const BlockTransients transients =
       block_transients(graph, block, kept.whole, bytes, [&](const Node& node) {
         return request.device == nullptr

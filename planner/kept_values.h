@@ -23,6 +23,7 @@ KeptValues kept_values(const Graph& graph, const Block& block);
 struct BlockBytes {
   std::array<double, 3> kept = {0, 0, 0};  // by RecomputeMode, of one micro-batch
   double transient = 0;                    // most alive at once beside them
+  double split = 0;  // of gradients that weight gradients read, where these are put off
 };
 
 // How the bytes of a class's tensors are told.

@@ -57,6 +57,7 @@ struct BlockClass {
       0;  // of them: copies of an earlier block's (tied head), reduced with it
   // Bytes a micro-batch leaves for its backward, by RecomputeMode.
   std::array<double, 3> stash_bytes = {0, 0, 0};
+  double split_bytes = 0;      // what it leaves beside, of gradients, for delayed weight gradients
   double output_bytes = 0;     // to the next block, whole
   double transient_bytes = 0;  // most bytes alive inside the block beyond the stash
 };

@@ -92,33 +92,45 @@ double PlanSearch::memory_error(const Candidate& candidate) const {
 bool PlanSearch::settle_memory(Candidate* candidate) {
   const Layout& layout = candidate->layout;
   const GraphProfile& own = *profiles_[static_cast<size_t>(candidate->profile)];
-  if (!request_.programs) {
+  constexpr double kFarFromLimit = 0.5;  // of the memory; no estimate is as wrong
+  const bool is_tight = std::any_of(
+      candidate->prediction.stages.begin(),
+      candidate->prediction.stages.end(),
+      [](const StageMemory& stage) {
+        return static_cast<double>(stage.peak_bytes) >
+               kFarFromLimit * static_cast<double>(stage.capacity_bytes - stage.reserved_bytes);
+      });
+  if (!request_.programs || (request_.memory_where_tight && !is_tight)) {
     return true;
   }
   write_shares(candidate);
   const Plan plan = plan_of(request_, *candidate, own);
-  const bool whole =
-      ProgramMemory::is_quick(plan, own.num_nodes, request_.device_spec(request_.topology, 0));
-  if (!whole && !request_.program_source.forward) {
-    return true;
-  }
+  // A report can wait for that of CPUs, whose programs are priced too, unless it is huge; for GPUs,
+  // where there is another way, if it takes some 0.1 s.
+  constexpr int64_t kMostWork = 16000, kQuickWork = 2000;
+  const int64_t work = ProgramMemory::work(plan, own.num_nodes);
+  const bool on_cpu = request_.device_spec(request_.topology, 0).backend == Backend::kCpu;
   const std::vector<StageMemory> estimate = candidate->prediction.stages;
   try {
     const auto device = [&](int rank) {
       return request_.device_spec(request_.topology, layout.device(rank));
     };
-    if (whole) {
-      const auto cost = [&](int rank) { return cpu_cost(layout.device(rank)); };
-      candidate->rank_memory = ProgramMemory(request_.programs, plan, device, cost).all();
-    } else {
-      std::optional<ShortMemory> found =
-          short_program_memory(request_.program_source, plan, device);
-      if (!found) {
-        return true;
-      }
-      candidate->rank_memory = std::move(found->ranks);
-      candidate->exact_memory = found->exact;
+    std::optional<std::vector<RankMemory>> found;
+    if (request_.program_source.forward && work > (on_cpu ? kMostWork : kQuickWork)) {
+      found = short_program_memory(request_.program_source, plan, device);
     }
+    if (!found && work <= kMostWork) {
+      std::vector<const CostModel*> costs;
+      for (int rank = 0; rank < layout.world_size(); ++rank) {
+        costs.push_back(cpu_cost(layout.device(rank)));
+      }
+      const auto cost = [&](int rank) { return costs[static_cast<size_t>(rank)]; };
+      found = ProgramMemory(request_.programs, plan, device, cost).all();
+    }
+    if (!found) {
+      return true;
+    }
+    candidate->rank_memory = std::move(*found);
   } catch (Error& error) {
     Candidate& rejected = too_large_[{layout.tensor, layout.pipeline}];
     rejected = *candidate;

@@ -96,8 +96,11 @@ PlanResult make_plan(const PlanRequest& request) {
     };
   }
   SearchModel model{ModelSizes(std::move(source), request.pins.block_pins())};
-  const auto search = [&](const PlanRequest& wanted) { return PlanSearch(wanted, &model).run(); };
-  PlanResult result = search(request);
+  PlanResult result = PlanSearch(request, &model).run();
+  const auto search = [&](PlanRequest changed) {
+    changed.memory_where_tight = true;
+    return PlanSearch(changed, &model).run();
+  };
   if (!result.feasible) {
     result.remedies = find_remedies(request, search);
   } else if (result.candidates <= request.what_if_candidates) {

@@ -36,6 +36,8 @@ struct PlanRequest {
   TrainingGraphFactory programs;
   ProgramSource program_source;  // optional: the same in two halves, for models too large for that
   std::function<DeviceSpec(const Topology& topology, int device)> device_spec;
+  // Programs are compiled only where the estimate comes near the limit: nobody reads the figure.
+  bool memory_where_tight = false;
   int num_nodes = 0;  // of the imported graph; 0: from the training graph
   Objective objective = Objective::kThroughput;
   std::map<std::string, double> price;  // per device-hour, by type name
@@ -51,12 +53,11 @@ struct Candidate {
   StepPrediction prediction;
   double least_seconds = 0;             // no other cuts and shares take less
   std::vector<RankMemory> rank_memory;  // of the programs, by rank; empty: estimated by stage
-  bool exact_memory = true;             // of rank_memory: to the byte
   int profile = 0;                      // index into PlanResult::profiles
   size_t shape = 0;                     // of the search
   std::string rejected_because;
 
-  bool memory_is_exact() const { return !rank_memory.empty() && exact_memory; }
+  bool memory_is_exact() const { return !rank_memory.empty(); }
 };
 
 // What the search answers when one thing is different.

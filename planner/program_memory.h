@@ -2,6 +2,7 @@
 // program's memory plan, which are what `run` executes. To the byte, for an equal DeviceSpec.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -28,39 +29,39 @@ struct RankParts {
 
 class ProgramMemory {
  public:
-  // Whether a report can wait for it: always for what CPUs will run, unless it is huge; for GPUs
-  // where it takes some 0.1 s. Compiling takes time with the nodes of the training graph and the
-  // kinds of ranks (ResNet-50 in two kinds: 0.2 s; GPT-3 on 8 stages in four: 16 s).
-  static bool is_quick(const Plan& plan, int num_nodes, const DeviceSpec& device);
+  // What compiling takes time with: the nodes of the training graph, once for each kind of rank
+  // (ResNet-50 in four kinds: 0.2 s on two cores).
+  static int64_t work(const Plan& plan, int num_nodes);
 
   // `device`: the spec of each rank's device. `cost`: by what each rank's work is priced; it
   // answers null, or is null, where that is not wanted. `prepare`: changes a program before its
-  // memory is planned.
-  ProgramMemory(TrainingGraphFactory factory,
+  // memory is planned. Both are called from two threads.
+  ProgramMemory(const TrainingGraphFactory& factory,
                 const Plan& plan,
                 std::function<DeviceSpec(int rank)> device,
                 std::function<const CostModel*(int rank)> cost = nullptr,
                 std::function<void(Program*)> prepare = nullptr);
   ~ProgramMemory();
 
-  // By rank. Equal ranks form classes, of which one is compiled.
-  std::vector<RankMemory> all();
-  // The reference is the same for equal ranks.
+  // Compiles for all ranks, on two threads. Equal ranks form classes, of which one is compiled.
+  void compile();
+  std::vector<RankMemory> all();  // by rank; compiles
+  // Of a rank for which there is a program; the reference is the same for equal ranks.
   const RankParts& parts(int rank);
-  int num_compiled() const { return num_compiled_; }
 
  private:
   struct RankClass;
+  struct Half;
+  Half& half_of(int rank);
   const RankClass& class_of(int rank);
   bool is_alike(const RankClass& known, int rank) const;
 
-  Partitioner partitioner_;
+  const Plan plan_;
   std::function<DeviceSpec(int rank)> device_;
   std::function<const CostModel*(int rank)> cost_;
   std::function<void(Program*)> prepare_;
   std::vector<int> share_class_;  // by data rank: those of one class have equal micro-batches
-  std::vector<std::unique_ptr<RankClass>> classes_;
-  int num_compiled_ = 0;
+  std::array<std::unique_ptr<Half>, 2> halves_;
 };
 
 }  // namespace trainrt

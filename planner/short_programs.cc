@@ -6,11 +6,9 @@
 #include "planner/short_programs.h"
 
 #include <algorithm>
-#include <array>
-#include <future>
+#include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 
 #include "graph/base/error.h"
@@ -19,21 +17,12 @@ namespace trainrt {
 
 namespace {
 
-constexpr int kTimes = 3;  // repeated blocks stand so often, and once more
-// Blocks in all that are compiled as they are. Stages that have no slots, whose needs are no sum,
-// are always, as long as there are not too many.
-constexpr size_t kFewBlocks = 40, kMostBlocks = 80;
 // Numbers that pipeline ranks send each other for the update.
 constexpr int64_t kOtherRanks = 1 << 16;
-// Shorter than this part of the whole, or it is not worth while.
-constexpr double kMostKept = 0.9;
-constexpr int kAlways = 1 << 30;
-
 // A kind of virtual stage, and where it first stands.
 struct Kind {
   int stage = 0;           // of the plan
   int first = 0, end = 0;  // its blocks
-  int repeated = 0;        // how often its repeated blocks stand there; 0: not above kTimes
   bool in_flight = false;  // several micro-batches at once
 };
 
@@ -79,66 +68,32 @@ class ShortPipeline {
                 const std::function<DeviceSpec(int rank)>& device)
       : source_(source), plan_(plan), device_(device) {}
 
-  std::optional<ShortMemory> run() {
-    if (!supported() || !find_kinds()) {
+  std::optional<std::vector<RankMemory>> run() {
+    if (!supported() || !find_kinds() || !compile()) {
       return std::nullopt;
     }
-    if (exact_) {
-      if (!compile(kAlways, &shorter_)) {
-        return std::nullopt;
-      }
-    } else {
-      std::future<bool> longer =
-          std::async(std::launch::async, [this] { return compile(kTimes + 1, &longer_); });
-      const bool made = compile(kTimes, &shorter_);
-      if (!longer.get() || !made) {
-        return std::nullopt;
-      }
-    }
-    const Compiled& second = exact_ ? shorter_ : longer_;
-    ShortMemory result;
-    result.exact = exact_;
+    std::vector<RankMemory> result;
     std::map<std::pair<int, std::vector<const RankParts*>>, RankMemory> known;  // by stage
     for (int rank = 0; rank < plan_.world_size(); ++rank) {
       const RankCoordinates at = rank_coordinates(plan_, rank);
       std::vector<const RankParts*> parts;
       for (int s = at.stage; s < num_stages(); s += plan_.pipeline_parallel) {
-        parts.push_back(&short_parts(shorter_, s, at));
-        parts.push_back(&short_parts(second, s, at));
+        parts.push_back(&short_parts(s, at));
       }
       const auto [found, is_new] = known.try_emplace({at.stage, std::move(parts)});
       if (is_new) {
-        std::optional<RankMemory> memory = put_together(at, second);
+        std::optional<RankMemory> memory = put_together(at);
         if (!memory) {
           return std::nullopt;
         }
         found->second = *memory;
       }
-      result.ranks.push_back(found->second);
+      result.push_back(found->second);
     }
     return result;
   }
 
  private:
-  struct Compiled {
-    Plan plan;
-    std::vector<int> kept;  // blocks
-    // Of the first ranks of the groups that is_first() names, and of the others.
-    std::array<std::unique_ptr<ProgramMemory>, 2> memory;
-
-    const RankParts& parts(int rank) const {
-      return memory[is_first(plan, rank) ? 0 : 1]->parts(rank);
-    }
-    // Ranks that have their own share of a tensor group's graph, or of a data group's, apart from
-    // the others: two threads share out the work by them.
-    static bool is_first(const Plan& plan, int rank) {
-      const RankCoordinates at = rank_coordinates(plan, rank);
-      return plan.tensor_parallel > 1 ? at.tensor_rank == 0
-             : plan.zero_stage > 0    ? at.data_rank == 0
-                                      : true;
-    }
-  };
-
   int num_stages() const { return static_cast<int>(plan_.stages.size()); }
 
   bool supported() const {
@@ -199,7 +154,7 @@ class ShortPipeline {
     std::vector<Kind> stages;
     std::vector<std::vector<int>> keys;
     for (int s = 0, block = 0; s < num_stages(); ++s) {
-      Kind kind{s, block, block, 0, in_flight(s)};
+      Kind kind{s, block, block, in_flight(s)};
       while (kind.end < static_cast<int>(stage_of.size()) &&
              stage_of[static_cast<size_t>(kind.end)] == s) {
         ++kind.end;
@@ -219,22 +174,11 @@ class ShortPipeline {
     for (size_t s = 0; s < stages.size(); ++s) {
       const auto [known, is_new] = kind_of_key.emplace(keys[s], num_kinds());
       if (wanted.count(static_cast<int>(s)) != 0) {
-        if (!count_repeated(&stages[s])) {
-          return false;
-        }
         kinds_.push_back(stages[s]);
       }
       kind_of_stage_.push_back(known->second);
     }
-    size_t all = 0, kept = 0;
-    for (const Kind& kind : kinds_) {
-      all += kept_of(kind, kAlways).size();
-      kept += kept_of(kind, kTimes + 1).size();
-    }
-    exact_ = all <= std::max(kFewBlocks, kept);
-    kept = exact_ ? all : kept;
-    return kept <= kMostBlocks &&
-           static_cast<double>(kept) < kMostKept * static_cast<double>(classes_.size());
+    return true;
   }
 
   // The first stage of each kind. Where ranks hold several stages, what these have in common is
@@ -271,32 +215,11 @@ class ShortPipeline {
     return wanted;
   }
 
-  std::vector<int> kept_of(const Kind& kind, int times) const {
-    return without_repetitions(classes_, kind.first, kind.end, kind.in_flight ? times : kAlways);
-  }
-
   int num_kinds() const { return static_cast<int>(kinds_.size()); }
 
-  // False when several patterns of a stage stand differently often.
-  bool count_repeated(Kind* kind) const {
-    size_t before = kept_of(*kind, kTimes).size();
-    size_t step = 0;
-    for (int times = kTimes + 1;; ++times) {
-      const size_t now = kept_of(*kind, times).size();
-      if (now == before) {
-        return true;
-      }
-      if (step != 0 && now - before != step) {
-        return false;
-      }
-      step = now - before;
-      before = now;
-      kind->repeated = times;
-    }
-  }
-
-  bool compile(int times, Compiled* made) {
-    Plan& plan = made->plan;
+  // False where the blocks do not fit together.
+  bool compile() {
+    Plan& plan = short_plan_;
     plan = plan_;
     plan.pipeline_parallel = num_kinds();
     plan.virtual_stages = 1;
@@ -304,62 +227,38 @@ class ShortPipeline {
         plan_.schedule == ScheduleKind::kInterleaved ? ScheduleKind::k1F1B : plan_.schedule;
     plan.stages.clear();
     plan.devices.resize(static_cast<size_t>(plan.world_size()));
+    std::vector<int> kept;  // blocks
     int first = 0;
     for (const Kind& kind : kinds_) {
-      const std::vector<int> own = kept_of(kind, times);
-      made->kept.insert(made->kept.end(), own.begin(), own.end());
+      for (int block = kind.first; block < kind.end; ++block) {
+        kept.push_back(block);
+      }
       PlanStage stage = plan_.stages[static_cast<size_t>(kind.stage)];
       stage.virtual_stage = stage.rank_stage = static_cast<int>(plan.stages.size());
       stage.first_node = first;
       stage.last_node = kind.end == static_cast<int>(classes_.size())
                             ? plan_.stages.back().last_node
-                            : last_source_[static_cast<size_t>(own.back())];
+                            : last_source_[static_cast<size_t>(kept.back())];
       first = stage.last_node + 1;
       plan.stages.push_back(stage);
     }
-    struct Graphs {
-      std::mutex mutex;
-      std::map<std::pair<int64_t, bool>, TrainingGraph> made;
-      bool fit_together = true;
-    };
-    const auto graphs = std::make_shared<Graphs>();  // both threads begin with the same
-    const auto factory = [this, graphs, kept = made->kept](int64_t micro_batch, bool accumulate) {
-      const std::lock_guard<std::mutex> lock(graphs->mutex);
-      const auto found = graphs->made.find({micro_batch, accumulate});
-      if (found != graphs->made.end()) {
-        return found->second;
-      }
+    std::atomic<bool> fit_together = true;
+    const auto factory = [&, kept](int64_t micro_batch, bool accumulate) {
       std::optional<Graph> own = kept_graph(micro_batch, kept);
-      graphs->fit_together = graphs->fit_together && own.has_value();
+      fit_together = fit_together && own.has_value();
       TRAINRT_REQUIRE(own.has_value(), kUnsupported, "the blocks do not fit together");
-      return graphs->made
-          .emplace(std::make_pair(micro_batch, accumulate),
-                   source_.train(std::move(*own), micro_batch, accumulate))
-          .first->second;
+      return source_.train(std::move(*own), micro_batch, accumulate);
     };
-    const auto compile_half = [&](bool first_ranks) {
-      std::unique_ptr<ProgramMemory>& memory = made->memory[first_ranks ? 0 : 1];
-      memory = std::make_unique<ProgramMemory>(
-          factory,
-          plan,
-          [this](int rank) { return device_of(rank); },
-          nullptr,
-          [this](Program* program) { order_cells(program); });
-      for (int rank = 0; rank < plan.world_size(); ++rank) {
-        if (Compiled::is_first(plan, rank) == first_ranks) {
-          memory->parts(rank);
-        }
-      }
-    };
-    std::future<void> others = std::async(std::launch::async, compile_half, false);
+    memory_ = std::make_unique<ProgramMemory>(
+        factory,
+        plan,
+        [this](int rank) { return device_of(rank); },
+        nullptr,
+        [this](Program* program) { order_cells(program); });
     try {
-      compile_half(true);
-      others.get();
+      memory_->compile();
     } catch (const Error&) {
-      if (others.valid()) {
-        others.wait();
-      }
-      if (graphs->fit_together) {
+      if (fit_together) {
         throw;
       }
       return false;
@@ -420,19 +319,17 @@ class ShortPipeline {
     program->cells = std::move(cells);
   }
 
-  const RankParts& short_parts(const Compiled& compiled,
-                               int stage,
-                               const RankCoordinates& at) const {
+  const RankParts& short_parts(int stage, const RankCoordinates& at) const {
     const int kind = kind_of_stage_[static_cast<size_t>(stage)];
-    return compiled.parts(rank_of(compiled.plan, {kind, at.data_rank, at.tensor_rank}));
+    return memory_->parts(rank_of(short_plan_, {kind, at.data_rank, at.tensor_rank}));
   }
 
   // Keys of tensors that two stages of the short pipeline hold.
-  std::set<std::string> shared(const Compiled& compiled, const RankCoordinates& at) const {
+  std::set<std::string> shared(const RankCoordinates& at) const {
     std::set<std::string> seen, twice;
     for (int k = 0; k < num_kinds() && plan_.virtual_stages > 1; ++k) {
       const RankParts& parts =
-          compiled.parts(rank_of(compiled.plan, {k, at.data_rank, at.tensor_rank}));
+          memory_->parts(rank_of(short_plan_, {k, at.data_rank, at.tensor_rank}));
       for (const PersistentTensor& tensor : parts.persistent) {
         if (!seen.insert(tensor.key).second) {
           twice.insert(tensor.key);
@@ -461,36 +358,16 @@ class ShortPipeline {
     return result;
   }
 
-  StageParts extrapolate(StageParts a, const StageParts& b, int repeated) const {
-    const auto line = [&](int64_t& x, int64_t y) {
-      x = repeated > kTimes ? x + (y - x) * (repeated - kTimes) : x;
-    };
-    for_each_field(&a.persistent, b.persistent, line);
-    line(a.step_wide, b.step_wide);
-    line(a.messages, b.messages);
-    line(a.slot, b.slot);
-    line(a.beside, b.beside);
-    line(a.step, b.step);
-    a.peak = b.peak;
-    return a;
-  }
-
-  std::optional<RankMemory> put_together(const RankCoordinates& at, const Compiled& second) {
-    const std::set<std::string> common = shared(shorter_, at);
-    if (shared(second, at) != common) {
-      return std::nullopt;
-    }
+  std::optional<RankMemory> put_together(const RankCoordinates& at) {
+    const std::set<std::string> common = shared(at);
     RankMemory result;
     MemoryBreakdown& bytes = result.breakdown;
     MemoryBreakdown peak;
     std::set<std::string> counted;
     int64_t persistent = 0, slots_extent = 0, beside = 0, step = 0, largest_step = 0;
     for (int s = at.stage; s < num_stages(); s += plan_.pipeline_parallel) {
-      const RankParts& parts = short_parts(shorter_, s, at);
-      const Kind& kind = kinds_[static_cast<size_t>(kind_of_stage_[static_cast<size_t>(s)])];
-      const StageParts own = extrapolate(stage_parts(parts, common),
-                                         stage_parts(short_parts(second, s, at), common),
-                                         exact_ ? 0 : kind.repeated);
+      const RankParts& parts = short_parts(s, at);
+      const StageParts own = stage_parts(parts, common);
       for_each_field(&bytes, own.persistent, [&](int64_t& a, int64_t b) { a += b; });
       bytes.state += own.step_wide;
       bytes.communication += own.messages;
@@ -532,15 +409,16 @@ class ShortPipeline {
   std::vector<Kind> kinds_;
   std::vector<int> kind_of_stage_;
   std::map<int, std::vector<int>> slots_;  // by micro-batches
-  bool exact_ = true;
-  Compiled shorter_, longer_;
+  Plan short_plan_;
+  std::unique_ptr<ProgramMemory> memory_;
 };
 
 }  // namespace
 
-std::optional<ShortMemory> short_program_memory(const ProgramSource& source,
-                                                const Plan& plan,
-                                                const std::function<DeviceSpec(int rank)>& device) {
+std::optional<std::vector<RankMemory>> short_program_memory(
+    const ProgramSource& source,
+    const Plan& plan,
+    const std::function<DeviceSpec(int rank)>& device) {
   return ShortPipeline(source, plan, device).run();
 }
 

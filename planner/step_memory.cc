@@ -87,7 +87,7 @@ class StageBytes {
       run.sums = sums[static_cast<size_t>(layout_.recompute_of(s))];
       run.first = layout_.first_block[s];
       run.end = s + 1 < num_stages ? layout_.first_block[s + 1] : profile_.num_blocks();
-      run.kept = run.sums->kept(run.first, run.end);
+      run.kept = kept(run, run.end);
       run.slots = slots_[s];
       parameters_ += run.sums->parameters(run.first, run.end) -
                      (copies ? run.sums->shared_parameters(run.first, run.end) : 0);
@@ -145,6 +145,14 @@ class StageBytes {
     int slots = 0;
   };
 
+  // By the blocks of a run before `end`. The first stage has no input gradients, which weight
+  // gradients could be put off behind.
+  double kept(const Run& run, int end) const {
+    const bool puts_off =
+        layout_.schedule == ScheduleKind::kZeroBubbleH1 && stage_ > 0 && engine_.overlays_memory;
+    return run.sums->kept(run.first, end) + (puts_off ? run.sums->put_off(run.first, end) : 0);
+  }
+
   Overlay overlay(bool accumulates) const {
     Overlay peak;
     for (const Run& run : runs_) {
@@ -156,7 +164,7 @@ class StageBytes {
       const Run& run = runs_[i];
       const auto look = [&](int block) {
         Overlay now;
-        now.activations = held - run.kept + run.sums->kept(run.first, block + 1);
+        now.activations = held - run.kept + kept(run, block + 1);
         now.workspace = run.sums->working(block);
         now.gradients = accumulates ? 0 : engine_.gradient_bytes * parameters;
         peak = now.total() > peak.total() ? now : peak;
