@@ -106,4 +106,34 @@ struct IgnoreIndex {
   int64_t value;
 };
 
+// Label `i` is one of `classes`, or ignored.
+inline void require_label(int64_t label, int64_t i, int64_t classes, const IgnoreIndex& ignore) {
+  TRAINRT_REQUIRE(ignore.matches(label) || (label >= 0 && label < classes),
+                  kInvalidArgument,
+                  "class label ",
+                  label,
+                  " at item ",
+                  i,
+                  " of a micro-batch; the model's output "
+                  "has ",
+                  classes,
+                  " classes, so labels must lie in [0, ",
+                  classes,
+                  ignore.present ? concat(") or be ", ignore.value, " (ignored)") : ")");
+}
+
+// The labels of a loss that no ItemCount sees: it has `num_classes`, of all shards.
+template <typename Label>
+void require_labels(const KernelContext& k, int input) {
+  if (!k.attributes().has("num_classes")) {
+    return;
+  }
+  const IgnoreIndex ignore(k.attributes());
+  const int64_t classes = k.attributes().get_int("num_classes");
+  const Label* labels = k.input<Label>(input);
+  for (int64_t i = 0; i < num_elements(k.input_shape(input)); ++i) {
+    require_label(static_cast<int64_t>(labels[i]), i, classes, ignore);
+  }
+}
+
 }  // namespace trainrt

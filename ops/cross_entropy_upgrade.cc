@@ -49,6 +49,9 @@ void emit_loss(UpgradeContext& u, const std::string& op_type, const std::vector<
   if (u.attributes().has("ignore_index")) {
     attributes.set("ignore_index", u.attributes().get_int("ignore_index"));
   }
+  if (reduction != "mean" && u.ndim(u.input(0)) >= 2) {  // ItemCount sees those of a mean
+    attributes.set("num_classes", u.shape(u.input(0))[1]);
+  }
   const ValueId loss = u.emit(op_type, inputs, attributes)[0];
   if (reduction == "none") {
     u.set_output(0, loss);

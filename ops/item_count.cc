@@ -31,18 +31,9 @@ double count_labels(const KernelContext& k) {
     }
     const int64_t classes =
         num_classes >= 0 || weights.empty() ? num_classes : static_cast<int64_t>(weights.size());
-    TRAINRT_REQUIRE(classes < 0 || (label >= 0 && label < classes),
-                    kInvalidArgument,
-                    "class label ",
-                    label,
-                    " at item ",
-                    i,
-                    " of a micro-batch; the model's output "
-                    "has ",
-                    classes,
-                    " classes, so labels must lie in [0, ",
-                    classes,
-                    ignore.present ? concat(") or be ", ignore.value, " (ignored)") : ")");
+    if (classes >= 0) {
+      require_label(label, i, classes, ignore);
+    }
     count += weights.empty() ? 1.0 : weights[static_cast<size_t>(label)];
   }
   return count;

@@ -48,6 +48,7 @@ void nll_kernel(KernelContext& k) {
   dispatch_floating(k.input_dtype(0), [&](auto tag) {
     dispatch_labels(k.input_dtype(1), [&](auto label_tag) {
       using T = decltype(tag);
+      require_labels<decltype(label_tag)>(k, 1);
       T* items = none ? k.output<T>(0) : nullptr;
       // One score per item is touched: not worth threads.
       double sum = 0;

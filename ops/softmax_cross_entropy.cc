@@ -185,6 +185,7 @@ void cross_entropy_kernel(KernelContext& k) {
     dispatch_labels(k.input_dtype(1), [&](auto label_tag) {
       using T = decltype(tag);
       using Label = decltype(label_tag);
+      require_labels<Label>(k, 1);
       T* items = none ? k.output<T>(0) : nullptr;
       // The reference kernel has no workspace, and one block.
       const std::span<std::byte> workspace = k.workspace();

@@ -96,16 +96,19 @@ TEST(OnnxBadDataTest, ALengthBeyondTheSteps) {
 
 TEST(OnnxBadDataTest, AClassLabelOutsideOfTheClasses) {
   for (const std::string loss : {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}) {
-    for (const int64_t label : {3, -1}) {
-      EXPECT_THAT(error_of(ErrorCode::kInvalidArgument,
-                           [&] {
-                             run("(float[2, 3] x, int64[2] l) => (float y)",
-                                 "y = " + loss + " <ignore_index = -100> (x, l)",
-                                 {{"l", Tensor::from<int64_t>({-100, label}, {2})}},
-                                 false);
-                           }),
-                  HasSubstr("class label " + std::to_string(label) + " at item 1"))
-          << loss;
+    for (const std::string reduction : {"mean", "sum", "none"}) {
+      for (const int64_t label : {3, -1}) {
+        EXPECT_THAT(error_of(ErrorCode::kInvalidArgument,
+                             [&] {
+                               run("(float[2, 3] x, int64[2] l) => (float y)",
+                                   "z = " + loss + " <ignore_index = -100, reduction = \"" +
+                                       reduction + "\"> (x, l)\ny = ReduceSum(z)",
+                                   {{"l", Tensor::from<int64_t>({-100, label}, {2})}},
+                                   false);
+                             }),
+                    HasSubstr("class label " + std::to_string(label) + " at item 1"))
+            << loss << " " << reduction;
+      }
     }
   }
 }
