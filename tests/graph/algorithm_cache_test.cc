@@ -12,6 +12,8 @@ using Choice = std::optional<std::string>;
 
 class AlgorithmCacheTest : public ::testing::Test {
  protected:
+  void TearDown() override { set_log_level(LogLevel::kInfo); }
+
   TemporaryFolder folder_;
   std::string path_ = folder_.file("new/algorithms");
 };
