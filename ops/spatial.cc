@@ -4,6 +4,37 @@
 
 namespace trainrt {
 
+namespace {
+
+// Larger windows than any image, of which sums and products still are within int64.
+constexpr int64_t kMostPlaces = int64_t{1} << 30;
+
+bool all_within(const Shape& values, int64_t least) {
+  return std::all_of(values.begin(), values.end(), [least](int64_t value) {
+    return value >= least && value <= kMostPlaces;
+  });
+}
+
+void require_sizes(const Shape& kernel,
+                   const Shape& strides,
+                   const Shape& dilations,
+                   const Shape& pads) {
+  TRAINRT_REQUIRE(all_within(kernel, 1) && all_within(strides, 1) && all_within(dilations, 1) &&
+                      all_within(pads, 0),
+                  kInvalidModel,
+                  "kernel_shape, strides and dilations must be positive and pads not negative, and "
+                  "none beyond 2^30, got ",
+                  shape_string(kernel),
+                  ", ",
+                  shape_string(strides),
+                  ", ",
+                  shape_string(dilations),
+                  ", ",
+                  shape_string(pads));
+}
+
+}  // namespace
+
 Window window_of(const Attributes& attributes) {
   Window window;
   window.kernel = attributes.get_ints("kernel_shape");
@@ -32,20 +63,7 @@ Window window_of(const Attributes& attributes) {
                   layout,
                   "' is neither nchw nor nhwc");
   window.channels_last = layout == "nhwc";
-  for (size_t d = 0; d < ndim; ++d) {
-    TRAINRT_REQUIRE(window.kernel[d] > 0 && window.strides[d] > 0 && window.dilations[d] > 0 &&
-                        window.pads_begin[d] >= 0 && window.pads_end[d] >= 0,
-                    kInvalidModel,
-                    "kernel_shape, strides and dilations must be positive and pads "
-                    "not negative, got ",
-                    shape_string(window.kernel),
-                    ", ",
-                    shape_string(window.strides),
-                    ", ",
-                    shape_string(window.dilations),
-                    ", ",
-                    shape_string(pads));
-  }
+  require_sizes(window.kernel, window.strides, window.dilations, pads);
   return window;
 }
 
@@ -126,6 +144,7 @@ Attributes explicit_window(UpgradeContext& u, const Shape& spatial, const Shape&
                   " spatial dims"));
   }
   const std::string auto_pad = given.get_string("auto_pad", "NOTSET");
+  require_sizes(kernel_shape, strides, dilations, auto_pad == "NOTSET" ? pads : Shape());
   if (auto_pad == "VALID") {
     pads.assign(2 * ndim, 0);
   } else if (auto_pad == "SAME_UPPER" || auto_pad == "SAME_LOWER") {
