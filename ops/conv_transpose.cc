@@ -90,8 +90,16 @@ void upgrade(UpgradeContext& u) {
     y = u.op("Pad", {y}, {{"pads", beyond}, {"mode", std::string("constant")}, {"value", 0.0}});
   }
   if (u.has_input(2)) {
+    const int64_t channels = u.shape(y)[1];
+    TRAINRT_REQUIRE(u.shape(u.input(2)) == Shape{channels},
+                    kInvalidModel,
+                    "the bias is ",
+                    shape_string(u.shape(u.input(2))),
+                    ", wanted [",
+                    channels,
+                    "]");
     Shape bias_shape(x.size() - 1, 1);
-    bias_shape[0] = u.shape(u.input(2)).at(0);
+    bias_shape[0] = channels;
     y = u.add(y, u.reshape(u.input(2), bias_shape));
   }
   u.set_output(0, y);

@@ -128,8 +128,13 @@ void upgrade_stft(UpgradeContext& u) {
   const Shape shape = u.shape(signal);
   require_parts(u, shape);
   const int64_t step = int_scalar(u, 1);
+  TRAINRT_REQUIRE(!u.has_input(2) || u.ndim(u.input(2)) == 1,
+                  kInvalidModel,
+                  "the window is ",
+                  shape_string(u.shape(u.input(2))),
+                  "; wanted one dim");
   const int64_t points = u.has_input(3)   ? int_scalar(u, 3)
-                         : u.has_input(2) ? u.shape(u.input(2)).at(0)
+                         : u.has_input(2) ? u.shape(u.input(2))[0]
                                           : 0;
   if (shape.size() != 3 || step < 1 || points < 1 || points > shape[1]) {
     u.fail(concat("frames of ", points, " at a step of ", step, " from ", shape_string(shape)));

@@ -236,13 +236,19 @@ void gradient(GradientBuilder& g) {
   }
 }
 
+Shape shape_with_channels(UpgradeContext& u) {
+  const Shape& x = u.shape(u.input(0));
+  TRAINRT_REQUIRE(x.size() >= 2, kInvalidModel, "x is ", shape_string(x), "; wanted [n, c, ...]");
+  return x;
+}
+
 // Opset 18 scales per group, opset 21 per channel.
 void upgrade_group(UpgradeContext& u) {
-  const Shape x = u.shape(u.input(0));
+  const Shape x = shape_with_channels(u);
   const int64_t groups = u.attributes().get_int("num_groups");
   const auto per_channel = [&](ValueId parameter) {
     const int64_t size = num_elements(u.shape(parameter));
-    if (u.opset() >= 21 || groups <= 0 || size != groups || size == x.at(1)) {
+    if (u.opset() >= 21 || groups <= 0 || size != groups || size == x[1]) {
       return parameter;
     }
     const Shape repeated = {groups, x[1] / groups};
@@ -260,7 +266,7 @@ void upgrade_instance(UpgradeContext& u) {
   u.set_output(0,
                u.emit("GroupNorm",
                       {u.input(0), u.input(1), u.input(2)},
-                      {{"num_groups", u.shape(u.input(0)).at(1)},
+                      {{"num_groups", shape_with_channels(u)[1]},
                        {"epsilon", u.attributes().get_float("epsilon", 1e-5)}})
                    .at(0));
 }

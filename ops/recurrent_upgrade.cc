@@ -64,6 +64,13 @@ class RecurrentUpgrade {
   ValueId of_direction(int input, int d) {
     const ValueId value = u_.input(input);
     const Shape shape = u_.shape(value);
+    TRAINRT_REQUIRE(!shape.empty(),
+                    kInvalidModel,
+                    "input ",
+                    input,
+                    " is ",
+                    shape_string(shape),
+                    "; wanted [directions, ...]");
     return u_.reshape(slice(value, 0, d, d + 1), {shape.begin() + 1, shape.end()});
   }
 

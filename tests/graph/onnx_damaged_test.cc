@@ -104,6 +104,27 @@ TEST(OnnxDamagedTest, StepsBlocksAndCountsOfZero) {
   });
 }
 
+TEST(OnnxDamagedTest, OperandsWithTooFewDims) {
+  expect_refusals({
+      {"(float x) => (float y)",
+       "float[1] s = {1}",
+       "y = InstanceNormalization(x, s, s)",
+       "x is []; wanted [n, c, ...]"},
+      {"(float[4, 9, 1] x) => (float[4, 2, 3, 2] y)",
+       "int64 s = {2}, float w = {1}",
+       "y = STFT(x, s, w)",
+       "the window is []"},
+      {"(float[4, 4, 3] x) => (float[4, 1, 4, 4] y)",
+       kLstmShapes + ", float b = {1}",
+       "w = ConstantOfShape(ws)\nr = ConstantOfShape(rs)\ny = LSTM <hidden_size = 4> (x, w, r, b)",
+       "input 3 is []"},
+      {"(float[4, 2, 3] x) => (float[4, 2, 5] y)",
+       "int64[3] ws = {2, 2, 3}, float b = {1}",
+       "w = ConstantOfShape(ws)\ny = ConvTranspose(x, w, b)",
+       "the bias is [], wanted [2]"},
+  });
+}
+
 TEST(OnnxDamagedTest, SizesThatAreNone) {
   const std::string x = "(float[4, 6] x) => (float[4, 6] y)";
   expect_refusals({
