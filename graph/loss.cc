@@ -9,6 +9,7 @@
 
 #include "graph/base/log.h"
 #include "graph/graph_builder.h"
+#include "graph/scalar_loss.h"
 
 namespace trainrt {
 
@@ -86,22 +87,7 @@ class LossBuilder : public GraphBuilder {
     }
     return graph_.add_input(spec_.labels,
                             {spec_.labels_dtype, spec_.labels_shape},
-                            spec_.labels_shape.empty() ? -1 : label_batch_axis());
-  }
-
-  // Labels enumerate samples along the axis that the model's first batched input does.
-  int label_batch_axis() const {
-    for (const ValueId id : graph_.values_of_kind(ValueKind::kInput)) {
-      const Value& value = graph_.value(id);
-      const int axis = value.batch_axis;
-      if (axis >= 0) {
-        const bool fits = axis < static_cast<int>(spec_.labels_shape.size()) &&
-                          spec_.labels_shape[static_cast<size_t>(axis)] ==
-                              value.type.shape[static_cast<size_t>(axis)];
-        return fits ? axis : 0;
-      }
-    }
-    return 0;
+                            spec_.labels_shape.empty() ? -1 : spec_.labels_batch_axis);
   }
 
   // Next-token labels: the token ids one position later.
@@ -288,12 +274,7 @@ class LossBuilder : public GraphBuilder {
     static const std::map<std::string, std::string> kinds = {
         {"mse", "squared"}, {"l1", "absolute"}, {"bce_with_logits", "bce_with_logits"}};
     const auto kind = kinds.find(spec_.kind);
-    TRAINRT_REQUIRE(kind != kinds.end(),
-                    kInvalidArgument,
-                    "unknown loss '",
-                    spec_.kind,
-                    "'; wanted softmax_cross_entropy, nll, mse, l1, bce_with_logits or "
-                    "output:NAME");
+    TRAINRT_CHECK(kind != kinds.end(), "loss '", spec_.kind, "' is not resolved");
     const auto targets = [&] {
       return with_shape(cast(labels_input(), dtype(output)), shape(output));
     };
@@ -341,7 +322,8 @@ class LossBuilder : public GraphBuilder {
 // The sum of item losses behind a scalar that is a plain sum, else kNoValue.
 ValueId LossBuilder::summed_loss(ValueId loss) const {
   const Node* made_by = producer(loss);
-  if (made_by != nullptr && made_by->op_type == "Cast") {
+  while (made_by != nullptr && (made_by->op_type == "Cast" || made_by->op_type == "Identity" ||
+                                made_by->op_type == "Reshape")) {
     made_by = producer(made_by->inputs[0]);
   }
   const bool is_sum = made_by != nullptr && (made_by->op_type == "SoftmaxCrossEntropyLoss" ||
@@ -382,6 +364,9 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
                   dtype_name(dtype(loss)),
                   shape_string(shape(loss)),
                   ", wanted a float scalar");
+  const bool sums_samples =
+      spec_.sums_samples.value_or(false) ||
+      (!spec_.sums_samples && describe_scalar_loss(graph_, loss).sums_samples);
   const Node* made_by = producer(loss);
   while (made_by != nullptr && (made_by->op_type == "Identity" || made_by->op_type == "Reshape")) {
     loss = made_by->inputs[0];
@@ -402,18 +387,7 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
     result.correct = count_correct ? correct_of(result.loss_sum) : kNoValue;
     return result;
   }
-  const ValueId sum = summed_loss(loss);
-  if (sum != kNoValue) {
-    // Weighting a sum would make it depend on the size of micro-batches.
-    log_warning("loss output '",
-                graph_.value(loss).name,
-                "' is a sum: it is divided by the number of samples of the step");
-  } else if (made_by == nullptr || made_by->op_type != "ReduceMean") {
-    log_warning("loss output '",
-                graph_.value(loss).name,
-                "' is no mean that could be taken apart into sum and count: micro-batches are "
-                "weighted by their numbers of samples");
-  }
+  const ValueId sum = sums_samples ? summed_loss(loss) : kNoValue;
   const double batch = static_cast<double>(micro_batch_size(graph_));
   run_in(Region::kCount);
   result.item_count = fill(batch, {DType::kFloat64, {}});
@@ -427,7 +401,12 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
 }  // namespace
 
 LossValues loss_of_scalar(Graph& graph, ValueId scalar) {
-  const LossSpec spec;
+  const ScalarLoss described = describe_scalar_loss(graph, scalar);
+  if (!described.warning.empty()) {
+    log_warning(described.warning);
+  }
+  LossSpec spec;
+  spec.sums_samples = described.sums_samples;
   return LossBuilder(graph, spec).from_scalar(scalar);
 }
 

@@ -9,6 +9,7 @@
 
 #include "graph/base/log.h"
 #include "graph/loss.h"
+#include "graph/passes/sample_rows.h"
 
 namespace trainrt {
 
@@ -87,13 +88,48 @@ bool is_language_model(const Graph& graph, const Value& output) {
   return false;
 }
 
-// Classes lie on axis 1, or last in a language model.
+// The axis of the output along which the samples lie. It is axis 0 unless an input puts them
+// elsewhere (time first).
+int sample_axis(const Graph& graph, const Value& output) {
+  int of_inputs = 0;
+  for (const ValueId id : graph.values_of_kind(ValueKind::kInput)) {
+    of_inputs = std::max(of_inputs, graph.value(id).batch_axis);
+  }
+  if (of_inputs == 0) {
+    return 0;
+  }
+  const SampleCourse course = follow_samples(graph);
+  const std::optional<ValueId> id = graph.find_value(output.name);
+  if (id && !course.axes.empty() && course.axes[static_cast<size_t>(*id)] >= 0) {
+    return course.axes[static_cast<size_t>(*id)];
+  }
+  // They could not be followed, or are one: the sizes are left.
+  const Shape& shape = output.type.shape;
+  const int64_t batch = micro_batch_size(graph);
+  const bool like_inputs = of_inputs < static_cast<int>(shape.size()) &&
+                           shape[static_cast<size_t>(of_inputs)] == batch && shape[0] != batch;
+  return like_inputs ? of_inputs : 0;
+}
+
+// Classes lie on axis 1, or last in a language model and where axis 1 has the samples.
 Shape class_label_shape(const Graph& graph, const Value& output) {
   Shape shape = output.type.shape;
   if (shape.size() >= 2) {
-    shape.erase(is_language_model(graph, output) ? shape.end() - 1 : shape.begin() + 1);
+    const bool last = is_language_model(graph, output) || sample_axis(graph, output) == 1;
+    shape.erase(last ? shape.end() - 1 : shape.begin() + 1);
   }
   return shape;
+}
+
+// Labels lie as the output does: an array's samples, which come first in `labels_shape`, are moved
+// to where the output has them.
+void place_labels(const Graph& graph, const Value& output, bool of_array, LossSpec& spec) {
+  const int last = static_cast<int>(spec.labels_shape.size()) - 1;
+  spec.labels_batch_axis = std::clamp(sample_axis(graph, output), 0, std::max(0, last));
+  if (of_array && spec.labels_batch_axis > 0) {
+    const auto first = spec.labels_shape.begin();
+    std::rotate(first, first + 1, first + 1 + spec.labels_batch_axis);
+  }
 }
 
 void infer_kind(const Graph& graph, const Value& output, const TensorType* labels, LossSpec& spec) {
@@ -111,11 +147,20 @@ void infer_kind(const Graph& graph, const Value& output, const TensorType* label
 }  // namespace
 
 LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const TensorType* labels) {
+  static const std::vector<std::string> kKinds = {
+      "auto", "softmax_cross_entropy", "nll", "mse", "bce_with_logits", "l1", "output"};
   LossSpec spec = wanted;
   if (spec.kind.rfind("output:", 0) == 0) {
     spec.output = spec.kind.substr(7);
     spec.kind = "output";
   }
+  TRAINRT_REQUIRE(std::find(kKinds.begin(), kKinds.end(), spec.kind) != kKinds.end(),
+                  kInvalidArgument,
+                  "unknown loss '",
+                  spec.kind,
+                  "'; wanted auto, softmax_cross_entropy, nll, mse, bce_with_logits, l1 or "
+                  "output:NAME",
+                  did_you_mean(spec.kind, kKinds));
   const Value& output = choose_output(forward, spec);
   spec.output = output.name;
   if (spec.kind == "output" ||
@@ -125,6 +170,7 @@ LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const Tensor
     return spec;
   }
   const Value* input = label_input(forward, spec.labels);
+  const bool of_array = labels != nullptr && input == nullptr;
   if (input != nullptr) {
     spec.labels = input->name;
     labels = &input->type;
@@ -155,6 +201,9 @@ LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const Tensor
   } else {
     spec.labels_dtype = classes ? DType::kInt64 : output.type.dtype;
     spec.labels_shape = classes ? class_label_shape(forward, output) : output.type.shape;
+  }
+  if (input == nullptr) {
+    place_labels(forward, output, of_array, spec);
   }
   if (spec.labels.empty()) {
     spec.labels = "labels";

@@ -253,6 +253,49 @@ void warn_of_lost_parameters(const OnnxModel::Impl& model) {
   }
 }
 
+void warn_of_lost_ties(const OnnxModel::Impl& model, const std::vector<TensorReport>& tensors) {
+  for (const TensorReport& tensor : tensors) {
+    if (tensor.role == "parameter" && !tensor.equal_to.empty() &&
+        !model.warned_of_lost_ties.exchange(true)) {
+      log_warning("parameters '",
+                  tensor.equal_to,
+                  "' and '",
+                  tensor.name,
+                  "' have the same elements and are trained apart: if they were tied, the exporter "
+                  "has untied them (an export in training mode keeps ties)");
+    }
+  }
+}
+
+// PyTorch's initializers are its parameters and buffers. Other exporters put the numbers of a
+// formula among them, which nothing tells from a temperature that is to be trained.
+void warn_of_trained_numbers(const OnnxModel::Impl& model,
+                             const std::vector<TensorReport>& tensors) {
+  const std::string& producer = model.proto->producer_name();
+  if (producer == "pytorch" || producer == "trainrt") {
+    return;
+  }
+  constexpr size_t kMostNamed = 5;
+  std::vector<std::string> numbers;
+  for (const TensorReport& tensor : tensors) {
+    if (tensor.role == "parameter" && num_elements(tensor.type.shape) == 1) {
+      numbers.push_back(tensor.name);
+    }
+  }
+  if (numbers.empty() || model.warned_of_numbers.exchange(true)) {
+    return;
+  }
+  std::string list;
+  for (size_t i = 0; i < std::min(numbers.size(), kMostNamed); ++i) {
+    list += concat(i == 0 ? "'" : ", '", numbers[i], "'");
+  }
+  log_warning(
+      "single numbers are trained: ",
+      list,
+      numbers.size() > kMostNamed ? concat(" and ", numbers.size() - kMostNamed, " more") : "",
+      "; those that are constants of a formula (an epsilon, a divisor) want --freeze");
+}
+
 void warn_of_random_inference(const OnnxModel::Impl& model, const Graph& graph) {
   for (const Node& node : graph.nodes()) {
     if (find_op(node.op_type)->random && !model.warned_of_inference.exchange(true)) {
@@ -337,6 +380,8 @@ Graph OnnxModel::bind(const BindOptions& options) const {
   place_draws(*impl_, graph);
   if (options.training) {
     warn_of_lost_parameters(*impl_);
+    warn_of_lost_ties(*impl_, binding.tensors);
+    warn_of_trained_numbers(*impl_, binding.tensors);
   } else {
     warn_of_random_inference(*impl_, graph);
   }

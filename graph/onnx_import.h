@@ -48,6 +48,8 @@ struct TensorReport {
   TensorType type;
   std::string role;  // "parameter", "state", "constant", "unused", "frozen"
   std::string why;
+  std::string equal_to =
+      "";  // a tensor before it that has the same elements: a tie that may be lost
 };
 
 struct UnsupportedOp {

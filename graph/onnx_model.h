@@ -45,6 +45,8 @@ struct OnnxModel::Impl {
   mutable std::atomic<bool> warned_of_draws = false;
   mutable std::atomic<bool> warned_of_inference = false;
   mutable std::atomic<bool> warned_of_lost_parameters = false;
+  mutable std::atomic<bool> warned_of_lost_ties = false;
+  mutable std::atomic<bool> warned_of_numbers = false;
 
   const onnx::GraphProto& graph() const { return proto->graph(); }
 

@@ -157,6 +157,7 @@ class RoleAssigner {
     for (const auto& [later, earlier] : lost_ties(graph_, candidates_)) {
       for (TensorReport& report : reports) {
         if (report.name == graph_.value(later).name) {
+          report.equal_to = graph_.value(earlier).name;
           report.why += concat("; has the elements of '",
                                graph_.value(earlier).name,
                                "': if the two were tied, the exporter has untied them");

@@ -4,6 +4,8 @@
 
 #include <onnx/defs/schema.h>
 
+#include <stdexcept>
+
 #include "graph/onnx_tensor.h"
 #include "graph/op_def.h"
 #include "graph/passes/constant_folding.h"
@@ -345,6 +347,17 @@ void OnnxTranslator::translate_node(const onnx::NodeProto& node) {
     error.add_context(
         concat("while importing node '", node_name(node), "' (", node.op_type(), ")"));
     throw;
+  } catch (const std::logic_error& error) {
+    // A rule read a dim that is not there (std::vector::at) or asked for a negative number of them:
+    // shapes that no exporter writes and that the rule did not think of.
+    TRAINRT_FAIL(kInvalidModel,
+                 "shapes or attributes of node '",
+                 node_name(node),
+                 "' (",
+                 node.op_type(),
+                 ") contradict each other (",
+                 error.what(),
+                 ")");
   }
 }
 

@@ -367,6 +367,12 @@ void skeleton_graph(const onnx::GraphProto& graph, onnx::GraphProto* out) {
   out->set_name(graph.name());
   *out->mutable_input() = graph.input();
   *out->mutable_output() = graph.output();
+  for (onnx::ValueInfoProto& output : *out->mutable_output()) {
+    // The checker wants a shape; it is inferred here, and runtimes do without.
+    if (output.type().has_tensor_type() && !output.type().tensor_type().has_shape()) {
+      output.mutable_type()->mutable_tensor_type()->mutable_shape();
+    }
+  }
   for (const onnx::TensorProto& tensor : graph.initializer()) {
     add_stripped(tensor, out->add_initializer());
   }

@@ -71,10 +71,10 @@ ValueId complete_gradient(Graph& graph,
 
 namespace {
 
-// A parameter that the loss does not depend on is no parameter: it keeps its contents.
+// A parameter that gets no gradient is no parameter: it keeps its contents.
 void demote(Value& parameter) {
   parameter.kind = ValueKind::kConstant;
-  parameter.why = "no influence on the loss";
+  parameter.why = "no gradient from the loss";
 }
 
 // Names by which the values of a TrainingGraph are found again after nodes were dropped.

@@ -9,6 +9,7 @@
 // the backward. Gradients are then summed, never averaged.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,11 @@ struct LossSpec {
   bool next_token = false;    // labels are the input shifted by one (language models)
   int64_t ignore_index = -100;
   DType labels_dtype = DType::kInt64;
-  Shape labels_shape;  // at the graph's micro-batch size
+  Shape labels_shape;         // at the graph's micro-batch size
+  int labels_batch_axis = 0;  // of labels_shape: as the samples lie in the output
+  // Of `output`: ScalarLoss::sums_samples, the same for micro-batches of every size; unset: as the
+  // graph at hand tells.
+  std::optional<bool> sums_samples;
 };
 
 struct OptimizerSpec {

@@ -9,6 +9,7 @@
 
 #include "graph/printer.h"
 #include "runtime/synthetic_dataset.h"
+#include "runtime/text_alphabet.h"
 
 namespace trainrt {
 
@@ -40,7 +41,23 @@ std::shared_ptr<const Dataset> open_text(const std::string& spec,
   if (spec.rfind("tokens:", 0) == 0) {
     return open_token_file(spec.substr(7), sequence_length(forward, spec.substr(7)));
   }
-  return open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)), alphabet);
+  std::shared_ptr<const Dataset> text =
+      open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)), alphabet);
+  const auto characters = static_cast<int64_t>(code_points(text->alphabet()).size());
+  for (const ValueId id : forward.values_of_kind(ValueKind::kInput)) {
+    const int64_t rows = num_indices_of(forward, id);
+    TRAINRT_REQUIRE(rows == 0 || characters <= rows,
+                    kInvalidArgument,
+                    text->description(),
+                    " has ",
+                    characters,
+                    " different characters, but the model's input '",
+                    forward.value(id).name,
+                    "' tells only ",
+                    rows,
+                    " apart; take a model of a larger vocabulary, or a text of fewer characters");
+  }
+  return text;
 }
 
 std::map<std::string, std::string> input_arrays(const Options& options) {
@@ -150,7 +167,7 @@ DataChoice choose_synthetic(const Options& options, const Graph& forward, const 
   } else {
     const Shape& output = forward.value(*forward.find_value(choice.loss.output)).type.shape;
     labels = SyntheticLabels{
-        without_batch(choice.loss.labels_shape, 0),
+        without_batch(choice.loss.labels_shape, choice.loss.labels_batch_axis),
         is_integer(choice.loss.labels_dtype) ? num_classes(output, choice.loss.labels_shape) : 0};
   }
   std::vector<SyntheticInput> inputs;
@@ -274,7 +291,7 @@ std::map<std::string, SampleShape> samples_of_inputs(const OnnxModel& model,
 std::shared_ptr<const Dataset> open_arrays(const Options& options,
                                            bool evaluate,
                                            const std::map<std::string, int>& array_axes,
-                                           const std::map<std::string, int>& input_axes) {
+                                           const std::map<std::string, InputLayout>& inputs) {
   const std::string& spec = options.data;
   if (spec == "synthetic" || is_text(spec)) {
     return nullptr;
@@ -296,7 +313,7 @@ std::shared_ptr<const Dataset> open_arrays(const Options& options,
       spec,
       "' is a file of unknown kind; wanted F.npz, a folder of IDX files, tokens:F.bin or "
       "text:F.txt");
-  return open_npz(spec, array_axes, input_axes);
+  return open_npz(spec, array_axes, inputs);
 }
 
 DataChoice choose_data(const Options& options,

@@ -24,11 +24,11 @@ struct DataChoice {
 
 // The data that can be opened before the model has sizes, an npz file or an IDX folder; nothing for
 // text, which is cut by the model's length, and synthetic data. `evaluate` chooses the test files
-// of an IDX folder; `array_axes`, `input_axes`: the batch axis of data arrays and of inputs.
+// of an IDX folder; `array_axes`: the batch axis of data arrays; `inputs`: see open_npz().
 std::shared_ptr<const Dataset> open_arrays(const Options& options,
                                            bool evaluate,
                                            const std::map<std::string, int>& array_axes,
-                                           const std::map<std::string, int>& input_axes);
+                                           const std::map<std::string, InputLayout>& inputs);
 
 // Opens the data, unless they are open, and resolves the loss. `forward` is bound to any number of
 // samples > 0; `alphabet`: the model's (TextAlphabet), empty when it has none.

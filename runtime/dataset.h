@@ -49,12 +49,17 @@ std::unique_ptr<Dataset> make_memory_dataset(std::string description,
 // Each throws kIo when a file cannot be read and kInvalidArgument when its contents are wrong,
 // naming the file.
 
-// `batch_axes`: array name -> axis, 0 for arrays not named. `input_axes`: the axis of the model's
-// input of that name; an array follows it where that axis, and not axis 0, has as many entries as
-// the other arrays have samples.
+// A model's input whose samples do not lie along axis 0.
+struct InputLayout {
+  int batch_axis = 0;
+  Shape sample_shape;  // -1 for a symbolic dim
+};
+
+// `batch_axes`: array name -> axis, 0 for arrays not named. `inputs`: by name; an array of an
+// input's name lies as the input does, unless its sizes fit with samples along axis 0 only.
 std::unique_ptr<Dataset> open_npz(const std::string& path,
                                   const std::map<std::string, int>& batch_axes,
-                                  const std::map<std::string, int>& input_axes = {});
+                                  const std::map<std::string, InputLayout>& inputs = {});
 
 // A folder with `<prefix>-images-idx*-ubyte` and `<prefix>-labels-idx*-ubyte`, plain or .gz;
 // `prefix` is "train" or "t10k".

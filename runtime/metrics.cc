@@ -158,7 +158,8 @@ std::string progress_text(const StepMetrics& m, const ProgressFigures& figures, 
     parts.push_back({format("lr %.3g", m.lr), 6});
   }
   parts.push_back(m.skipped ? Part{"skipped", 1} : Part{format("grad norm %.3g", m.grad_norm), 7});
-  parts.push_back({format("%.0f samples/s", figures.samples_per_second), 1});
+  const double rate = figures.samples_per_second;
+  parts.push_back({format(rate < 10 ? "%.2g samples/s" : "%.0f samples/s", rate), 1});
   parts.push_back({bytes_text(peak), 3});
   if (figures.seconds_left >= 0) {
     parts.push_back({clock_text(figures.seconds_left) + " left", 2});

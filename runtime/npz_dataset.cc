@@ -263,27 +263,41 @@ Tensor parse_npy(const std::vector<std::byte>& bytes, const std::string& what) {
   return fortran && shape.size() > 1 ? from_fortran_order(tensor) : tensor;
 }
 
+// Whether an array of `shape`, its samples along `axis`, can be what the input takes.
+bool fits(const Shape& shape, int axis, const InputLayout& input, std::optional<int64_t> samples) {
+  if (axis >= static_cast<int>(shape.size()) ||
+      (samples && shape[static_cast<size_t>(axis)] != *samples)) {
+    return false;
+  }
+  Shape sample = shape;
+  sample.erase(sample.begin() + axis);
+  return sample.size() == input.sample_shape.size() &&
+         std::equal(sample.begin(),
+                    sample.end(),
+                    input.sample_shape.begin(),
+                    [](int64_t have, int64_t want) { return want < 0 || have == want; });
+}
+
 std::vector<int> sample_axes(const std::vector<DataArray>& arrays,
                              const std::vector<Tensor>& tensors,
                              const std::map<std::string, int>& batch_axes,
-                             const std::map<std::string, int>& input_axes) {
+                             const std::map<std::string, InputLayout>& inputs) {
   std::vector<int> axes;
-  std::optional<int64_t> num_samples;  // of an array whose axis is beyond doubt
+  std::optional<int64_t> samples;  // of an array whose axis is beyond doubt
   for (size_t i = 0; i < arrays.size(); ++i) {
     const auto named = batch_axes.find(arrays[i].name);
     axes.push_back(named == batch_axes.end() ? 0 : named->second);
     const size_t axis = static_cast<size_t>(axes.back());
-    if (input_axes.count(arrays[i].name) == 0 && axis < tensors[i].shape().size()) {
-      num_samples = tensors[i].shape()[axis];
+    if (inputs.count(arrays[i].name) == 0 && axis < tensors[i].shape().size()) {
+      samples = tensors[i].shape()[axis];
     }
   }
   for (size_t i = 0; i < arrays.size(); ++i) {
-    const auto of_input = input_axes.find(arrays[i].name);
+    const auto input = inputs.find(arrays[i].name);
     const Shape& shape = tensors[i].shape();
-    if (num_samples && of_input != input_axes.end() && of_input->second > 0 &&
-        of_input->second < static_cast<int>(shape.size()) && shape[0] != num_samples &&
-        shape[static_cast<size_t>(of_input->second)] == num_samples) {
-      axes[i] = of_input->second;
+    if (input != inputs.end() && (fits(shape, input->second.batch_axis, input->second, samples) ||
+                                  !fits(shape, 0, input->second, samples))) {
+      axes[i] = input->second.batch_axis;
     }
   }
   return axes;
@@ -293,7 +307,7 @@ std::vector<int> sample_axes(const std::vector<DataArray>& arrays,
 
 std::unique_ptr<Dataset> open_npz(const std::string& path,
                                   const std::map<std::string, int>& batch_axes,
-                                  const std::map<std::string, int>& input_axes) {
+                                  const std::map<std::string, InputLayout>& inputs) {
   const std::vector<std::byte> bytes = read_file(path);
   const ByteReader reader(bytes, path);
   std::vector<DataArray> arrays;
@@ -315,13 +329,18 @@ std::unique_ptr<Dataset> open_npz(const std::string& path,
       left_out.push_back(error.message());  // texts, say, that nothing reads
       continue;
     }
+    if (tensors.back().shape().empty()) {
+      tensors.pop_back();
+      left_out.push_back(what + " is a single number and no samples");
+      continue;
+    }
     arrays.push_back(std::move(array));
   }
   TRAINRT_REQUIRE(!arrays.empty() || left_out.empty(), kInvalidArgument, left_out.front());
   for (const std::string& reason : left_out) {
     log_warning(reason, "; it is left out");
   }
-  std::vector<int> axes = sample_axes(arrays, tensors, batch_axes, input_axes);
+  std::vector<int> axes = sample_axes(arrays, tensors, batch_axes, inputs);
   return make_memory_dataset(path, std::move(arrays), std::move(tensors), std::move(axes));
 }
 

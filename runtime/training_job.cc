@@ -5,7 +5,9 @@
 #include <set>
 
 #include "graph/base/log.h"
+#include "graph/loss.h"
 #include "graph/passes/precision.h"
+#include "graph/scalar_loss.h"
 #include "runtime/data_choice.h"
 #include "runtime/load_cuda.h"
 #include "runtime/option_checks.h"
@@ -82,13 +84,13 @@ void warn_of_no_influence(const std::vector<std::string>& names) {
     list += concat(i == 0 ? "'" : ", '", names[i], "'");
   }
   if (names.size() == 1) {
-    log_warning("parameter ", list, " has no influence on the loss; it stays as it is");
+    log_warning("parameter ", list, " gets no gradient from the loss; it stays as it is");
   } else if (!names.empty()) {
     log_warning(
         "parameters ",
         list,
         names.size() > kMostNamed ? concat(" and ", names.size() - kMostNamed, " more") : "",
-        " have no influence on the loss; they stay as they are");
+        " get no gradient from the loss; they stay as they are");
   }
 }
 
@@ -180,10 +182,12 @@ TrainingGraph TrainingJob::build_from(Graph forward_graph,
                                       bool accumulate) const {
   TrainingSpec at_size = spec;
   at_size.accumulate = accumulate;
-  if (!at_size.loss.labels_shape.empty()) {
-    at_size.loss.labels_shape[0] = shape.num_samples;
+  if (Shape& labels = at_size.loss.labels_shape; !labels.empty()) {
+    const int batch_axis = at_size.loss.labels_batch_axis;
+    labels[static_cast<size_t>(batch_axis)] = shape.num_samples;
     if (shape.length > 0 && label_token_axis >= 0) {
-      at_size.loss.labels_shape[static_cast<size_t>(label_token_axis) + 1] = shape.length;
+      labels[static_cast<size_t>(label_token_axis + (label_token_axis >= batch_axis ? 1 : 0))] =
+          shape.length;
     }
   }
   return evaluate ? build_eval_graph(std::move(forward_graph), at_size.loss)
@@ -251,6 +255,53 @@ void check_array_axes(const std::map<std::string, int>& array_axes,
 
 }  // namespace
 
+namespace {
+
+std::map<std::string, InputLayout> inputs_not_batch_first(const OnnxModel& model,
+                                                          const BindOptions& bind) {
+  std::map<std::string, InputLayout> layouts;
+  for (const ModelInput& input : model.inputs()) {
+    const auto named = bind.batch_axes.find(input.name);
+    const int axis = named == bind.batch_axes.end() ? input.batch_axis : named->second;
+    if (axis <= 0 || axis >= static_cast<int>(input.dims.size())) {
+      continue;
+    }
+    InputLayout& layout = layouts[input.name];
+    layout.batch_axis = axis;
+    for (int d = 0; d < static_cast<int>(input.dims.size()); ++d) {
+      const Dim& dim = input.dims[static_cast<size_t>(d)];
+      const auto bound = bind.dims.find(dim.symbol);
+      if (d != axis) {
+        layout.sample_shape.push_back(dim.size < 0 && bound != bind.dims.end() ? bound->second
+                                                                               : dim.size);
+      }
+    }
+  }
+  return layouts;
+}
+
+// What a loss inside the model makes of its samples, told once for all sizes of micro-batches.
+// `forward` of one sample does not tell; a model whose batch of one is baked in has no other.
+void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& loss) {
+  std::optional<Graph> two;
+  if (micro_batch_size(forward) == 1) {
+    BindOptions bound = job.bind;
+    bound.batch = 2;
+    try {
+      two = job.model->bind(bound);
+    } catch (const Error&) {
+    }
+  }
+  const Graph& graph = two ? *two : forward;
+  const ScalarLoss scalar = describe_scalar_loss(graph, *graph.find_value(loss.output));
+  loss.sums_samples = scalar.sums_samples;
+  if (!scalar.warning.empty()) {
+    log_warning(scalar.warning);
+  }
+}
+
+}  // namespace
+
 TrainingJob make_training_job(const Options& options, JobUse use) {
   const bool evaluate = use == JobUse::kEvaluate;
   TrainingJob job;
@@ -281,7 +332,7 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   }
   check_bound_dims(*job.model, job.bind);
   std::shared_ptr<const Dataset> arrays =
-      open_arrays(options, evaluate, array_axes, job.bind.batch_axes);
+      open_arrays(options, evaluate, array_axes, inputs_not_batch_first(*job.model, job.bind));
   if (arrays != nullptr) {
     job.bind.dims.merge(
         dims_of_samples(*job.model, job.bind, samples_of_inputs(*job.model, options, *arrays)));
@@ -303,6 +354,9 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
                 " are numbered in ascending order, as training on this very text would");
   }
   check_array_axes(array_axes, *job.model, *choice.dataset);
+  if (choice.loss.kind == "output") {
+    settle_scalar_loss(job, forward, choice.loss);
+  }
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;
   std::optional<TokenLengths> lengths;

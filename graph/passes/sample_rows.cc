@@ -39,6 +39,7 @@ class SampleFollower {
         batch_(batch),
         places_(static_cast<size_t>(graph.num_values())),
         depends_(static_cast<size_t>(graph.num_values())) {
+    course_.reduced.resize(static_cast<size_t>(graph.num_values()));
     for (ValueId id = 0; id < graph.num_values(); ++id) {
       const Value& value = graph.value(id);
       if (value.kind == ValueKind::kInput && value.batch_axis >= 0) {
@@ -56,7 +57,16 @@ class SampleFollower {
 
   const std::optional<Place>& place(ValueId id) const { return places_[static_cast<size_t>(id)]; }
   bool depends(ValueId id) const { return depends_[static_cast<size_t>(id)]; }
-  const SampleCourse& course() const { return course_; }
+  SampleCourse course() const {
+    SampleCourse course = course_;
+    for (ValueId id = 0; id < graph_.num_values(); ++id) {
+      const std::optional<Place>& at = place(id);
+      const Shape& shape = graph_.value(id).type.shape;
+      const bool whole = at && at->stride == 1 && shape[static_cast<size_t>(at->axis)] == batch_;
+      course.axes.push_back(whole ? at->axis : -1);
+    }
+    return course;
+  }
 
  private:
   // The rule of a node on tensors that have elements; without them there is nothing to follow.
@@ -129,7 +139,37 @@ class SampleFollower {
     }
   }
 
+  bool is_reduced(ValueId id) const {
+    return id != kNoValue && course_.reduced[static_cast<size_t>(id)];
+  }
+
+  // Outputs without the loop of the samples are reduced over them.
+  void note_reduced(const Node& node, const ShardingRule& rule, const std::optional<Loop>& loop) {
+    const bool from_reduced = std::any_of(
+        node.inputs.begin(), node.inputs.end(), [&](ValueId id) { return is_reduced(id); });
+    for (size_t i = 0; i < node.outputs.size() && i < rule.outputs.size(); ++i) {
+      const ValueId id = node.outputs[i];
+      if (id == kNoValue || place(id)) {
+        continue;
+      }
+      const bool keeps_loop =
+          loop &&
+          std::any_of(
+              rule.outputs[i].begin(), rule.outputs[i].end(), [&](const DimFactors& factors) {
+                return std::find(factors.begin(), factors.end(), loop->factor) != factors.end();
+              });
+      course_.reduced[static_cast<size_t>(id)] = from_reduced || (loop && !keeps_loop);
+    }
+  }
+
   void note_course(const Node& node, const ShardingRule& rule) {
+    const auto any_input = [&](auto&& is) {
+      return std::any_of(node.inputs.begin(), node.inputs.end(), is);
+    };
+    if (course_.met.empty() && any_input([&](ValueId id) { return is_reduced(id); }) &&
+        any_input([&](ValueId id) { return id != kNoValue && place(id).has_value(); })) {
+      course_.met = node.name;
+    }
     std::optional<Loop> first;
     for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
       if (node.inputs[i] == kNoValue || !place(node.inputs[i])) {
@@ -160,9 +200,11 @@ class SampleFollower {
     }
     if (const std::optional<ShardingRule> rule = rule_of(node)) {
       note_course(node, *rule);
-      if (const std::optional<Loop> loop = find_loop(*rule, node.inputs, rule->inputs)) {
+      const std::optional<Loop> loop = find_loop(*rule, node.inputs, rule->inputs);
+      if (loop) {
         set_places(*rule, node.outputs, rule->outputs, *loop, [](ValueId) { return true; });
       }
+      note_reduced(node, *rule, loop);
     }
     for (const ValueId id : node.outputs) {
       if (batch_ == 1 && id != kNoValue && !place(id) && !graph_.value(id).type.shape.empty()) {

@@ -20,12 +20,16 @@ inline constexpr const char* kRowsPerSample = "rows_per_sample";
 inline constexpr const char* kSampleStride = "sample_stride";
 }  // namespace sample_rows
 
-// What becomes of the samples, in graphs of more than one: the first node that brings different
-// samples together (a product of each with every other one), and the first through which they
-// cannot be followed. "" for none. Statistics over all samples bring nothing together here.
+// What becomes of the samples, in graphs of more than one. Nodes: the first of their kind, "" for
+// none.
 struct SampleCourse {
-  std::string mixed;
-  std::string lost;
+  std::string mixed;  // brings different samples together (a product of each with every other one)
+  std::string met;    // brings a sample together with what was reduced over all samples
+  std::string lost;   // the samples cannot be followed through it
+  // By value: along which axis each index is one sample; -1 where none is known.
+  std::vector<int> axes;
+  // By value: reduced over the samples, or computed from what was.
+  std::vector<bool> reduced;
 };
 SampleCourse follow_samples(const Graph& graph);
 

@@ -48,16 +48,30 @@ TEST(NpzDatasetTest, AnotherAxisCanEnumerateSamples) {
   EXPECT_THAT(read_floats(*data, 2), ElementsAre(2, 5, 8, 11));
 }
 
-TEST(NpzDatasetTest, AnArrayFollowsItsInputsAxisWhereOnlyThatFits) {
+// Which sample 2 of x is, for an input x of 4 steps by batch.
+TEST(NpzDatasetTest, AnArrayLiesAsItsInputUnlessOnlyAxisZeroFits) {
   const testing::TemporaryFolder folder;
-  numpy("np.savez('" + folder.file("d.npz") +
-        "', x=np.arange(12, dtype='f4').reshape(4, 3), y=np.zeros(3))");
-  const auto time_first = open_npz(folder.file("d.npz"), {}, {{"x", 1}});
-  EXPECT_THAT(read_floats(*time_first, 2), ElementsAre(2, 5, 8, 11));
-  numpy("np.savez('" + folder.file("d.npz") +
-        "', x=np.arange(12, dtype='f4').reshape(3, 4), y=np.zeros(3))");
-  const auto samples_first = open_npz(folder.file("d.npz"), {}, {{"x", 1}});
-  EXPECT_THAT(read_floats(*samples_first, 2), ElementsAre(8, 9, 10, 11));
+  const auto sample = [&](const std::string& arrays, int64_t steps) {
+    numpy("np.savez('" + folder.file("d.npz") + "', " + arrays + ")");
+    const auto data = open_npz(folder.file("d.npz"), {}, {{"x", {1, {steps}}}});
+    return read_floats(*data, 2);
+  };
+  const std::string numbers = "x=np.arange(12, dtype='f4')";
+  const auto time_first = ElementsAre(2, 5, 8, 11), samples_first = ElementsAre(8, 9, 10, 11);
+  EXPECT_THAT(sample(numbers + ".reshape(4, 3), y=np.zeros(3)", -1), time_first);
+  EXPECT_THAT(sample(numbers + ".reshape(3, 4), y=np.zeros(3)", -1), samples_first);
+  EXPECT_THAT(sample(numbers + ".reshape(4, 3)", 4), time_first);
+  EXPECT_THAT(sample(numbers + ".reshape(3, 4)", 4), samples_first);
+  EXPECT_THAT(sample("x=np.arange(16, dtype='f4').reshape(4, 4), y=np.zeros(4)", 4),
+              ElementsAre(2, 6, 10, 14));
+}
+
+TEST(NpzDatasetTest, ASingleNumberIsLeftOut) {
+  const testing::TemporaryFolder folder;
+  numpy("np.savez('" + folder.file("d.npz") + "', x=np.zeros((3, 4), 'f4'), scale=np.float32(2))");
+  const auto data = open_npz(folder.file("d.npz"), {});
+  EXPECT_EQ(data->num_samples(), 3);
+  EXPECT_FALSE(data->find_array("scale").has_value());
 }
 
 TEST(NpzDatasetTest, DamageIsAnErrorThatNamesTheFile) {

@@ -1,0 +1,22 @@
+// A loss that the model computes itself, down to a scalar: what of it is told by the samples.
+#pragma once
+
+#include <string>
+
+#include "graph/graph.h"
+
+namespace trainrt {
+
+struct ScalarLoss {
+  // A plain sum over samples, which is divided by their number; anything else is taken for a mean,
+  // that is weighted by samples where a step is cut.
+  bool sums_samples = false;
+  // What of it depends on how a step is cut, in words for the user; "" for a mean over samples.
+  std::string warning;
+};
+
+// `loss`: a float scalar of a graph of more than one sample per micro-batch; with one sample, sums
+// over samples cannot be told from others.
+ScalarLoss describe_scalar_loss(const Graph& graph, ValueId loss);
+
+}  // namespace trainrt
