@@ -169,6 +169,25 @@ std::optional<Choice> PlacementChooser::stay_partial(const Node& node,
   return out_bytes <= in_bytes ? std::optional<Choice>(choice) : std::nullopt;
 }
 
+// The gradient of a table lies as the table does, or each rank would accumulate a whole one, unless
+// what it is made of takes more bytes to gather than the sum would.
+std::optional<Choice> PlacementChooser::as_table(const Node& node, const ShardingRule& rule) const {
+  if (node.op_type != "GatherGrad" || node.forward_node == kNoNode ||
+      graph_.node(node.forward_node).op_type != "Gather") {
+    return std::nullopt;
+  }
+  const std::optional<Place>& table = place_of_(graph_.node(node.forward_node).inputs[0]);
+  if (!table || !table->is_shard()) {
+    return std::nullopt;
+  }
+  const int factor = rule.outputs[0][static_cast<size_t>(table->dim)][0];
+  std::optional<Choice> cut = cut_along(node, rule, factor);
+  const ValueId gradient = node.outputs[0];
+  const bool pays =
+      cut && same(gradient, cut->outputs[0], *table) && cut->bytes <= bytes_of(gradient);
+  return pays ? cut : std::nullopt;
+}
+
 Choice PlacementChooser::whole(const Node& node) const {
   Choice choice;
   for (const ValueId input : node.inputs) {
@@ -192,6 +211,9 @@ Choice PlacementChooser::choose(const Node& node) const {
     if (const std::optional<Choice> linear = stay_partial(node, rule)) {
       return *linear;
     }
+  }
+  if (std::optional<Choice> cut = as_table(node, rule)) {
+    return *cut;
   }
   Choice best = whole(node);
   if (def.random && !def.localize) {

@@ -63,6 +63,7 @@ class PlacementChooser {
   Choice whole(const Node& node) const;
   std::optional<Choice> cut_along(const Node& node, const ShardingRule& rule, int factor) const;
   std::optional<Choice> stay_partial(const Node& node, const ShardingRule& rule) const;
+  std::optional<Choice> as_table(const Node& node, const ShardingRule& rule) const;
   bool is_triggered(const Node& node, const ShardingRule& rule, int factor, bool heavy) const;
   double bytes_of(ValueId id) const { return static_cast<double>(graph_.value(id).type.bytes()); }
   double move_cost(ValueId id, const Place& to) const;

@@ -27,7 +27,7 @@ std::ostream& operator<<(std::ostream& out, const Traffic& traffic) {
 // (phase letter, operator) -> traffic of one micro-batch on rank 0.
 using Table = std::map<std::pair<std::string, std::string>, Traffic>;
 
-Table collectives(int64_t layers, const Layout& layout) {
+std::vector<Program> programs_of(int64_t layers, const Layout& layout) {
   ModelSpec spec = small_family("gpt2");
   spec.layers = layers;
   spec.hidden = kHidden;
@@ -36,10 +36,13 @@ Table collectives(int64_t layers, const Layout& layout) {
   spec.seq = kSequence;
   spec.dropout = 0;
   const FamilyModel model = family_model(spec, kBatch, "fp32", {});
-  const std::vector<Program> programs =
-      partition(model.factory,
-                plan_of(layout, kBatch, model.num_nodes),
-                std::vector<DeviceSpec>(static_cast<size_t>(layout.tp)));
+  return partition(model.factory,
+                   plan_of(layout, kBatch, model.num_nodes),
+                   std::vector<DeviceSpec>(static_cast<size_t>(layout.tp)));
+}
+
+Table collectives(int64_t layers, const Layout& layout) {
+  const std::vector<Program> programs = programs_of(layers, layout);
   Table table;
   const ProgramVariant& variant = programs[0].variants[0];
   for (const Phase& phase : variant.phases) {
@@ -90,6 +93,26 @@ TEST(MegatronCollectivesTest, SequenceParallelismTurnsEachSumIntoScatterAndGathe
   // The gradient's way in, and what the forward had gathered once more instead of keeping it.
   EXPECT_EQ(table.at({"backward", "AllGather"}), (Traffic{4, 4 * kActivation}));
   EXPECT_EQ(table.count({"forward", "AllReduce"}), 0u);
+}
+
+// Also of the embedding, whose gradient has no factor that its inputs are cut along.
+TEST(MegatronCollectivesTest, ARankAccumulatesGradientsOfItsOwnPiecesAlone) {
+  for (const bool sequence_parallel : {false, true}) {
+    const std::vector<Program> programs =
+        programs_of(1, {.tp = 2, .micro_batch = 1, .sequence_parallel = sequence_parallel});
+    const Graph& graph = programs[1].variants[0].graph;
+    int accumulators = 0, cut = 0;
+    for (const ValueId id : graph.values_of_kind(ValueKind::kGradient)) {
+      const Value& accumulator = graph.value(id);
+      const std::string parameter = accumulator.name.substr(0, accumulator.name.find(".grad"));
+      const Shape& piece = graph.value(*graph.find_value(parameter)).type.shape;
+      EXPECT_EQ(accumulator.type.shape, piece) << accumulator.name;
+      ++accumulators;
+      cut += programs[1].pieces.count(parameter) != 0 ? 1 : 0;
+    }
+    EXPECT_GT(accumulators, cut);
+    EXPECT_GE(cut, 4);
+  }
 }
 
 }  // namespace
