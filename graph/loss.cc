@@ -288,7 +288,6 @@ class LossBuilder : public GraphBuilder {
 
   // ---- a scalar of the graph
 
-  ValueId summed_loss(ValueId loss) const;
   ValueId correct_of(ValueId loss_sum);
 
   const Node* producer(ValueId id) const {
@@ -318,19 +317,6 @@ class LossBuilder : public GraphBuilder {
 
   const LossSpec& spec_;
 };
-
-// The sum of item losses behind a scalar that is a plain sum, else kNoValue.
-ValueId LossBuilder::summed_loss(ValueId loss) const {
-  const Node* made_by = producer(loss);
-  while (made_by != nullptr && (made_by->op_type == "Cast" || made_by->op_type == "Identity" ||
-                                made_by->op_type == "Reshape")) {
-    made_by = producer(made_by->inputs[0]);
-  }
-  const bool is_sum = made_by != nullptr && (made_by->op_type == "SoftmaxCrossEntropyLoss" ||
-                                             made_by->op_type == "NegativeLogLikelihoodLoss" ||
-                                             made_by->op_type == "ReduceSum");
-  return is_sum ? made_by->outputs[0] : kNoValue;
-}
 
 // Correctly classified items of a classification loss in the graph, else kNoValue. Where classes
 // are weighted too: the count that divides the loss is then no number of items to divide these by.
@@ -365,8 +351,7 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
                   shape_string(shape(loss)),
                   ", wanted a float scalar");
   const bool sums_samples =
-      spec_.sums_samples.value_or(false) ||
-      (!spec_.sums_samples && describe_scalar_loss(graph_, loss).sums_samples);
+      spec_.sums_samples ? *spec_.sums_samples : describe_scalar_loss(graph_, loss).sums_samples;
   const Node* made_by = producer(loss);
   while (made_by != nullptr && (made_by->op_type == "Identity" || made_by->op_type == "Reshape")) {
     loss = made_by->inputs[0];
@@ -387,7 +372,7 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
     result.correct = count_correct ? correct_of(result.loss_sum) : kNoValue;
     return result;
   }
-  const ValueId sum = sums_samples ? summed_loss(loss) : kNoValue;
+  const ValueId sum = sums_samples ? sum_behind(graph_, loss) : kNoValue;
   const double batch = static_cast<double>(micro_batch_size(graph_));
   run_in(Region::kCount);
   result.item_count = fill(batch, {DType::kFloat64, {}});

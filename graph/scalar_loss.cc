@@ -24,6 +24,14 @@ const Node* maker_of(const Graph& graph, ValueId id) {
 
 }  // namespace
 
+ValueId sum_behind(const Graph& graph, ValueId scalar) {
+  const Node* made_by = maker_of(graph, scalar);
+  const bool is_sum = made_by != nullptr && (made_by->op_type == "SoftmaxCrossEntropyLoss" ||
+                                             made_by->op_type == "NegativeLogLikelihoodLoss" ||
+                                             made_by->op_type == "ReduceSum");
+  return is_sum ? made_by->outputs[0] : kNoValue;
+}
+
 ScalarLoss describe_scalar_loss(const Graph& graph, ValueId loss) {
   const SampleCourse course = follow_samples(graph);
   const Node* made_by = maker_of(graph, loss);
@@ -35,12 +43,8 @@ ScalarLoss describe_scalar_loss(const Graph& graph, ValueId loss) {
   const bool of_samples =
       made_by != nullptr &&
       (course.reduced.empty() || !course.reduced[static_cast<size_t>(made_by->inputs[0])]);
-  const bool is_sum =
-      !is_mean && made_by != nullptr &&
-      (made_by->op_type == "SoftmaxCrossEntropyLoss" ||
-       made_by->op_type == "NegativeLogLikelihoodLoss" || made_by->op_type == "ReduceSum");
   ScalarLoss result;
-  result.sums_samples = is_sum && of_samples;
+  result.sums_samples = of_samples && sum_behind(graph, loss) != kNoValue;
   const std::string name = concat("loss output '", graph.value(loss).name, "'");
   if (result.sums_samples) {
     // Weighting a sum would make it depend on the size of micro-batches.

@@ -15,6 +15,10 @@ struct ScalarLoss {
   std::string warning;
 };
 
+// The sum behind a scalar that is nothing but a sum, of losses of items in double precision where
+// there are such; kNoValue for any other scalar.
+ValueId sum_behind(const Graph& graph, ValueId scalar);
+
 // `loss`: a float scalar of a graph of more than one sample per micro-batch; with one sample, sums
 // over samples cannot be told from others.
 ScalarLoss describe_scalar_loss(const Graph& graph, ValueId loss);
