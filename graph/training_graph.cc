@@ -83,6 +83,14 @@ constexpr const char* kItemCount = "trainrt.item_count";
 constexpr const char* kCorrect = "trainrt.correct";
 constexpr const char* kGradNorm = "trainrt.grad_norm";
 
+void find_results(TrainingGraph& training) {
+  const Graph& graph = training.graph;
+  training.loss_sum = graph.find_value(kLossSum).value_or(kNoValue);
+  training.item_count = graph.find_value(kItemCount).value_or(kNoValue);
+  training.correct = graph.find_value(kCorrect).value_or(kNoValue);
+  training.grad_norm = graph.find_value(kGradNorm).value_or(kNoValue);
+}
+
 }  // namespace
 
 TrainingGraph finish_training_graph(Graph graph,
@@ -103,10 +111,7 @@ TrainingGraph finish_training_graph(Graph graph,
   TrainingGraph result;
   result.graph = rematerialize(eliminate_dead_code(graph));
   verify(result.graph, "training graph");
-  result.loss_sum = result.graph.find_value(kLossSum).value_or(kNoValue);
-  result.item_count = result.graph.find_value(kItemCount).value_or(kNoValue);
-  result.correct = result.graph.find_value(kCorrect).value_or(kNoValue);
-  result.grad_norm = result.graph.find_value(kGradNorm).value_or(kNoValue);
+  find_results(result);
   result.parameters = std::move(parameters);
   return result;
 }
@@ -144,6 +149,13 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
   const ValueId grad_norm = build_update(graph, parameters, spec.optimizer);
   TrainingGraph result = finish_training_graph(std::move(graph), loss, grad_norm, std::move(names));
   result.without_influence = std::move(without_influence);
+  return result;
+}
+
+TrainingGraph rematerialize_like(const TrainingGraph& training, const TrainingGraph& example) {
+  TrainingGraph result = training;
+  result.graph = rematerialize_like(training.graph, example.graph);
+  find_results(result);
   return result;
 }
 

@@ -293,6 +293,9 @@ const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
   auto found = cache_->whole.find(shape);
   if (found == cache_->whole.end()) {
     TrainingGraph graph = factory_(shape, accumulates_);
+    if (shape != largest_) {
+      graph = rematerialize_like(graph, whole(largest_));
+    }
     if (plan_.schedule == ScheduleKind::k2BW) {
       graph = delay_weights(std::move(graph));
     }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <string_view>
 
 #include "tests/support/family_model.h"
 #include "tests/support/pairwise.h"
@@ -19,10 +20,11 @@ namespace {
 
 constexpr int64_t kBatch = 13;
 constexpr int64_t kMicroBatch = 2;  // seven of them, the last one short
+// Its last maps are one pixel: BatchNorm over too few samples of it would magnify all rounding.
+constexpr int64_t kMobileNetMicroBatch = 7;
 
-// mobilenet, whose widths are fixed and whose graph is long, has two plans of its own below.
-const std::array<const char*, 9> kFamilies = {
-    "mlp", "gpt2", "bert", "llama", "t5", "lstm", "vit", "cnn", "unet"};
+const std::array<const char*, 10> kFamilies = {
+    "mlp", "gpt2", "bert", "llama", "t5", "lstm", "vit", "cnn", "unet", "mobilenet"};
 
 // ---- the space of plans ------------------------------------------------------------------------
 
@@ -68,13 +70,17 @@ const std::vector<int>& factor_sizes() {
   return sizes;
 }
 
+bool is_mobilenet(const std::vector<int>& row) {
+  return kFamilies[static_cast<size_t>(row[kFamily])] == std::string_view("mobilenet");
+}
+
 Layout layout_of(const std::vector<int>& row) {
   const auto [dp, tp, pp] = degrees()[static_cast<size_t>(row[kDegrees])];
   Layout layout;
   layout.dp = dp;
   layout.tp = tp;
   layout.pp = pp;
-  layout.micro_batch = kMicroBatch;
+  layout.micro_batch = is_mobilenet(row) ? kMobileNetMicroBatch : kMicroBatch;
   layout.schedule = static_cast<ScheduleKind>(row[kSchedule]);
   layout.v = layout.schedule == ScheduleKind::kInterleaved ? 2 : 1;
   layout.recompute = static_cast<RecomputeMode>(row[kRecompute]);
@@ -91,9 +97,15 @@ Layout layout_of(const std::vector<int>& row) {
 }
 
 // What does not exist is left out: interleaving and idle ranks want several ranks, 2BW at least as
-// many micro-batches as stages on every data rank that has any.
+// many micro-batches as stages on every data rank that has any. mobilenet, whose widths are fixed,
+// takes its time and has two ranks at most; micro-batches within exact sums' shards are too small
+// for its BatchNorm.
 bool exists(const std::vector<int>& row) {
   const Layout layout = layout_of(row);
+  if (is_mobilenet(row) &&
+      (layout.dp * layout.tp * layout.pp > 2 || (layout.exact && layout.tp > 1))) {
+    return false;
+  }
   if ((layout.schedule == ScheduleKind::kInterleaved && layout.pp == 1) ||
       (layout.dp == 1 && row[kShares] > 0)) {
     return false;
@@ -195,15 +207,10 @@ TEST_F(FamilyEquivalenceTest, PairwiseCoverOfPlansTrainsAsOneDevice) {
   }
 }
 
-TEST_F(FamilyEquivalenceTest, MobileNetTrainsAsOneDevice) {
-  ModelSpec spec = small_family("mobilenet");
-  spec.image = 32;
-  const FamilyModel mobilenet = make_model(spec);
-  for (const Layout& layout :
-       {Layout{.dp = 2, .micro_batch = 7, .shares = {7, 6}, .zero = 2, .sync_batch_norm = true},
-        Layout{.tp = 2, .pp = 2, .micro_batch = 7, .recompute = RecomputeMode::kSelective}}) {
-    check(mobilenet, layout);
-  }
+// What is worth making again of five samples is not of three: data ranks that run both gather the
+// same parameters nevertheless.
+TEST_F(FamilyEquivalenceTest, MobileNetGathersAlikeForMicroBatchesOfAllSizes) {
+  check(model("mobilenet"), {.dp = 2, .micro_batch = 5, .zero = 3});
 }
 
 // GPT-2's vocabulary, and heads and widths that the degrees do not divide.

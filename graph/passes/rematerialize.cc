@@ -1,6 +1,8 @@
 #include "graph/passes/rematerialize.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@ constexpr int64_t kNegligible = 8;  // an input this many times smaller than the
 // Per element: no more than a few passes over memory (LayerNorm, Gelu). Of a transformer block's 16
 // units of activations 6 are such, for some 2 % of the step.
 constexpr double kMostFlops = 12;
+constexpr const char* kAgain = "/again";  // behind the names of what is made a second time
 
 class Rematerializer {
  public:
@@ -39,9 +42,16 @@ class Rematerializer {
     }
   }
 
+  // What the size of its tensors tells to make again.
   Graph run() {
+    return run([this](const Node& node) { return is_worth_it(node); });
+  }
+
+  // What `wanted` says of the nodes that the backward reads.
+  template <typename Wanted>
+  Graph run(Wanted&& wanted) {
     for (NodeId id = 0; id < source_.num_nodes(); ++id) {
-      if (is_worth_it(source_.node(id))) {
+      if (is_read_in_backward(source_.node(id)) && wanted(source_.node(id))) {
         clone(id);
       }
     }
@@ -65,13 +75,18 @@ class Rematerializer {
   }
 
  private:
+  bool is_read_in_backward(const Node& node) const {
+    const ValueId output = node.outputs.empty() ? kNoValue : node.outputs[0];
+    return node.region == Region::kForward && output != kNoValue &&
+           last_read_[static_cast<size_t>(output)] != kNoNode;
+  }
+
   bool is_worth_it(const Node& node) const {
     const OpDef& op = get_op(node.op_type);
-    const ValueId output = node.outputs.empty() ? kNoValue : node.outputs[0];
-    if (node.region != Region::kForward || !op.cheap || op.random || op.effect || op.view ||
-        output == kNoValue) {
+    if (!op.cheap || op.random || op.effect || op.view) {
       return false;
     }
+    const ValueId output = node.outputs[0];
     const TensorType& type = source_.value(output).type;
     // Further outputs (row statistics) stay as they are, which must not be what counts.
     const bool others_are_small =
@@ -81,7 +96,7 @@ class Rematerializer {
     if (!others_are_small) {
       return false;
     }
-    return last_read_[static_cast<size_t>(output)] != kNoNode && type.bytes() >= kSmallestBytes &&
+    return type.bytes() >= kSmallestBytes &&
            op.cost(OpContext(source_, node)).flops <=
                kMostFlops * static_cast<double>(num_elements(type.shape)) &&
            std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
@@ -101,13 +116,13 @@ class Rematerializer {
   void clone(NodeId id) {
     const ValueId output = source_.node(id).outputs[0];
     Node copy = source_.node(id);
-    copy.name += "/again";
+    copy.name += kAgain;
     copy.region = Region::kBackward;
     copy.forward_node = id;
     TensorTypes types(copy.outputs.size());
     std::vector<std::string> names(copy.outputs.size());
     types[0] = source_.value(output).type;
-    names[0] = source_.value(output).name + "/again";
+    names[0] = source_.value(output).name + kAgain;
     const NodeId again = result_.add_node(std::move(copy), types, names);
     std::vector<ValueId>& outputs = result_.node(again).outputs;
     std::fill(outputs.begin() + 1, outputs.end(), kNoValue);
@@ -122,10 +137,59 @@ class Rematerializer {
   std::vector<std::pair<NodeId, int>> positions_;  // sort keys: clones stand before a node
 };
 
+// The forward node that `node` is the second coming of; kNoNode: of none.
+NodeId first_coming(const Graph& graph, const Node& node) {
+  const bool is_clone = node.region == Region::kBackward && node.forward_node != kNoNode &&
+                        node.name == graph.node(node.forward_node).name + kAgain;
+  return is_clone ? node.forward_node : kNoNode;
+}
+
+// Names of the forward nodes that are made again.
+std::set<std::string> made_again(const Graph& graph) {
+  std::set<std::string> names;
+  for (const Node& node : graph.nodes()) {
+    if (const NodeId first = first_coming(graph, node); first != kNoNode) {
+      names.insert(graph.node(first).name);
+    }
+  }
+  return names;
+}
+
+// The graph as it was: everything made once.
+Graph made_once(Graph graph) {
+  std::vector<ValueId> first(static_cast<size_t>(graph.num_values()), kNoValue);
+  std::vector<NodeId> keep;
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    const NodeId original = first_coming(graph, graph.node(id));
+    if (original == kNoNode) {
+      keep.push_back(id);
+    } else {
+      first[static_cast<size_t>(graph.node(id).outputs[0])] = graph.node(original).outputs[0];
+    }
+  }
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    for (ValueId& input : graph.node(id).inputs) {
+      if (input != kNoValue && first[static_cast<size_t>(input)] != kNoValue) {
+        input = first[static_cast<size_t>(input)];
+      }
+    }
+  }
+  return graph.subgraph(keep);
+}
+
 }  // namespace
 
 Graph rematerialize(const Graph& graph) {
   return Rematerializer(graph).run();
+}
+
+Graph rematerialize_like(const Graph& graph, const Graph& example) {
+  const std::set<std::string> names = made_again(example);
+  if (names == made_again(graph)) {
+    return graph;
+  }
+  const Graph once = made_once(graph);
+  return Rematerializer(once).run([&](const Node& node) { return names.count(node.name) != 0; });
 }
 
 }  // namespace trainrt

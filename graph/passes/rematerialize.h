@@ -14,4 +14,9 @@ namespace trainrt {
 // first backward node that reads their result. The same bits as without.
 Graph rematerialize(const Graph& graph);
 
+// What is worth it depends on the micro-batch's size. Ranks that run different sizes beside each
+// other, and communicate for what is made again (parameters that ZeRO-3 gathers), need one answer:
+// `graph`, rematerialized or not, with those nodes a second time that `example` has so.
+Graph rematerialize_like(const Graph& graph, const Graph& example);
+
 }  // namespace trainrt

@@ -89,6 +89,30 @@ TEST(RematerializeTest, NormalizedRowsAndGeluAreMadeAgain) {
   expect_same_bits(g, again);
 }
 
+// Few samples follow many, whose tensors are worth it, and the other way round.
+TEST(RematerializeTest, AGraphOfAnotherSizeFollowsTheExample) {
+  const auto make = [](ImageGraph& g, int64_t samples) {
+    const ValueId x = g.conv(g.parameter("x", {samples, 3, 24, 24}), 8, "conv1");
+    const ValueId h = g.batch_norm(x, "bn");
+    g.graph.rename_value(h, "h");
+    g.graph.outputs() = {g.conv(h, 2, "conv2")};
+    g.graph = with_gradients(g.graph);
+  };
+  ImageGraph many, few;
+  make(many, 2);
+  make(few, 1);
+  const Graph many_again = rematerialize(many.graph), few_again = rematerialize(few.graph);
+  ASSERT_FALSE(is_read_by_backward(many_again, "h"));
+  ASSERT_TRUE(is_read_by_backward(few_again, "h"));
+  const Graph as_many = rematerialize_like(few_again, many_again);
+  EXPECT_FALSE(is_read_by_backward(as_many, "h"));
+  expect_same_bits(few, as_many);
+  const Graph as_few = rematerialize_like(many_again, few_again);
+  EXPECT_TRUE(is_read_by_backward(as_few, "h"));
+  EXPECT_EQ(as_few.num_nodes(), many.graph.num_nodes());
+  expect_same_bits(many, as_few);
+}
+
 TEST(RematerializeTest, SmallTensorsStay) {
   ImageGraph g;
   const ValueId x = g.conv(g.parameter("x", {1, 3, 4, 4}), 8, "conv1");

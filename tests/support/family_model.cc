@@ -58,7 +58,7 @@ ModelSpec small_family(const std::string& family) {
   if (family == "cnn" || family == "unet" || family == "mobilenet") {
     spec.hidden = family == "unet" ? 8 : 6;  // in 8 groups
     spec.ffn = 20;
-    spec.image = family == "mobilenet" ? 64 : 8;
+    spec.image = family == "mobilenet" ? 32 : 8;
     spec.channels = 3;
   } else if (family == "lstm") {
     spec.hidden = 14;
