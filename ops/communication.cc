@@ -1,8 +1,8 @@
 // Communication as operators: types and cost, so that a program's collectives are nodes like any
 // other. The executor carries them out through the communicator of their group; there is no kernel.
 //
-// AllReduce, ReduceScatter and AllGather take several tensors as well (a bucket): output i is input
-// i's, and `sizes` holds those of each tensor, one after the other.
+// AllReduce, ReduceScatter, AllGather and AllToAll take several tensors as well (a bucket): output
+// i is input i's, and `sizes` (`concat_sizes`) holds those of each tensor, one after the other.
 #include <numeric>
 
 #include "graph/op_def.h"
@@ -19,8 +19,8 @@ Shape with_extent(Shape shape, const OpContext& op, int64_t extent) {
 }
 
 // How tensor i is cut over the ranks: `axis` has the sum of these whole, sizes[index] on one rank.
-std::vector<int64_t> sizes_of(const OpContext& op, int i) {
-  const std::vector<int64_t>& all = op.attributes().get_ints("sizes");
+std::vector<int64_t> sizes_of(const OpContext& op, int i, const char* name = "sizes") {
+  const std::vector<int64_t>& all = op.attributes().get_ints(name);
   const auto degree = static_cast<std::ptrdiff_t>(all.size()) / op.num_inputs();
   const auto begin = all.begin() + i * degree;
   return {begin, begin + degree};
@@ -119,18 +119,19 @@ OpDef reduce_scatter() {
 // `axis` is cut by `sizes` on the way in, `concat_axis` grows on the way out.
 OpDef all_to_all() {
   OpDef op = communication("AllToAll", [](const OpContext& c) -> TensorTypes {
-    Shape shape = with_extent(c.input_shape(0), c, own_size(c, 0));
-    const int grown =
-        normalize_axis(c.attributes().get_int("concat_axis"), static_cast<int>(shape.size()));
-    int64_t extent = 0;
-    for (const int64_t size : c.attributes().get_ints("concat_sizes")) {
-      extent += size;
+    TensorTypes types;
+    for (int i = 0; i < c.num_inputs(); ++i) {
+      Shape shape = with_extent(c.input_shape(i), c, own_size(c, i));
+      const int grown =
+          normalize_axis(c.attributes().get_int("concat_axis"), static_cast<int>(shape.size()));
+      const std::vector<int64_t> sizes = sizes_of(c, i, "concat_sizes");
+      shape[static_cast<size_t>(grown)] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+      types.push_back({c.input_dtype(i), std::move(shape)});
     }
-    shape[static_cast<size_t>(grown)] = extent;
-    return {{c.input_dtype(0), std::move(shape)}};
+    return types;
   });
   op.workspace = [](const OpContext& c, const DeviceSpec&) {
-    return c.input_type(0).bytes() + c.output_type(0).bytes();
+    return c.input_bytes() + c.output_bytes();
   };
   return op;
 }

@@ -292,8 +292,9 @@ class RankGraphBuilder {
     for (NodeId id = whole_.num_nodes(); id-- > 0;) {
       const Node& node = whole_.node(id);
       const bool collective =
-          (node.op_type == comm_op::kAllReduce || node.op_type == comm_op::kReduceScatter) &&
-          node.attributes.get_string("group", "") == "data";
+          node.op_type == "TreeSum" ||
+          ((node.op_type == comm_op::kAllReduce || node.op_type == comm_op::kReduceScatter) &&
+           node.attributes.get_string("group", "") == "data");
       if (!is_update(node) || (!collective && !in_reduce_[static_cast<size_t>(id)])) {
         continue;
       }

@@ -53,25 +53,28 @@ struct Segments {
     }
   }
 
+  int64_t bytes(size_t rank) const { return outer * sizes[rank] * inner_bytes; }
+
+  // Copies the segment of `rank` between its rows in the tensor and the bytes at `packed`.
+  void copy(Device& device, std::byte* tensor, size_t rank, std::byte* packed, bool pack) const {
+    const auto own = sizes.begin() + static_cast<std::ptrdiff_t>(rank);
+    std::byte* at = tensor + std::accumulate(sizes.begin(), own, int64_t{0}) * inner_bytes;
+    const int64_t row = *own * inner_bytes;
+    const int64_t pitch = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * inner_bytes;
+    device.copy_rows(pack ? packed : at,
+                     pack ? row : pitch,
+                     pack ? at : packed,
+                     pack ? pitch : row,
+                     row,
+                     outer,
+                     Lane::kCommunication);
+  }
+
   // Copies between the tensor's order and the order of segments.
   void copy(Device& device, std::byte* tensor, std::byte* packed, bool pack) const {
-    int64_t extent = 0;
-    for (const int64_t size : sizes) {
-      extent += size;
-    }
-    int64_t begin = 0;
-    for (const int64_t size : sizes) {
-      const int64_t bytes = size * inner_bytes;
-      std::byte* at = tensor + begin * inner_bytes;
-      device.copy_rows(pack ? packed : at,
-                       pack ? bytes : extent * inner_bytes,
-                       pack ? at : packed,
-                       pack ? extent * inner_bytes : bytes,
-                       bytes,
-                       outer,
-                       Lane::kCommunication);
-      packed += outer * bytes;
-      begin += size;
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      copy(device, tensor, rank, packed, pack);
+      packed += bytes(rank);
     }
   }
 };
@@ -146,25 +149,56 @@ void all_gather(const Node& node,
   group.all_gather(tensors, inputs[0].type->dtype);
 }
 
+// Tensors on one side of an all-to-all: what goes to a rank, or comes from it, lies together.
+struct Exchanged {
+  std::vector<Segments> segments;  // by tensor
+  std::vector<int64_t> counts;     // elements by rank, of all tensors
+
+  Exchanged(std::span<const TensorRef> tensors, int64_t axis, const std::vector<int64_t>& sizes) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      segments.emplace_back(*tensors[i].type, static_cast<int>(axis), sizes, i, tensors.size());
+      counts.resize(segments[i].counts.size(), 0);
+      for (size_t rank = 0; rank < counts.size(); ++rank) {
+        counts[rank] += segments[i].counts[rank];
+      }
+    }
+  }
+
+  void copy(Device& device,
+            std::span<const TensorRef> tensors,
+            std::byte* packed,
+            bool pack) const {
+    for (size_t rank = 0; rank < counts.size(); ++rank) {
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        segments[i].copy(device, static_cast<std::byte*>(tensors[i].data), rank, packed, pack);
+        packed += segments[i].bytes(rank);
+      }
+    }
+  }
+};
+
 // Cut along one axis, grown along another: the segment of each rank is packed on the way out, and
 // what comes from each is unpacked along the other axis.
 void all_to_all(const Node& node,
-                const TensorRef& input,
-                const TensorRef& output,
+                std::span<const TensorRef> inputs,
+                std::span<const TensorRef> outputs,
                 std::span<std::byte> workspace,
                 Communicator& group,
                 Device& device) {
-  const Segments sent(node, *input.type);
-  const Segments received(*output.type,
-                          static_cast<int>(node.attributes.get_int("concat_axis", 0)),
-                          node.attributes.get_ints("concat_sizes"),
-                          0,
-                          1);
-  std::byte* packed = packing_room(node, workspace, input.type->bytes() + output.type->bytes());
-  std::byte* arrived = packed + input.type->bytes();
-  sent.copy(device, static_cast<std::byte*>(input.data), packed, true);
-  group.all_to_all(packed, sent.counts, arrived, received.counts, input.type->dtype);
-  received.copy(device, static_cast<std::byte*>(output.data), arrived, false);
+  const Exchanged sent(
+      inputs, node.attributes.get_int("axis", 0), node.attributes.get_ints("sizes"));
+  const Exchanged received(
+      outputs, node.attributes.get_int("concat_axis", 0), node.attributes.get_ints("concat_sizes"));
+  int64_t in_bytes = 0, out_bytes = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    in_bytes += inputs[i].type->bytes();
+    out_bytes += outputs[i].type->bytes();
+  }
+  std::byte* packed = packing_room(node, workspace, in_bytes + out_bytes);
+  std::byte* arrived = packed + in_bytes;
+  sent.copy(device, inputs, packed, true);
+  group.all_to_all(packed, sent.counts, arrived, received.counts, inputs[0].type->dtype);
+  received.copy(device, outputs, arrived, false);
 }
 
 }  // namespace
@@ -223,7 +257,7 @@ void run_communication_node(const Node& node,
   } else if (type == comm_op::kAllGather) {
     all_gather(node, inputs, outputs, workspace, group, device);
   } else if (type == comm_op::kAllToAll) {
-    all_to_all(node, inputs[0], outputs[0], workspace, group, device);
+    all_to_all(node, inputs, outputs, workspace, group, device);
   } else if (type == comm_op::kBroadcast) {
     if (inputs[0].data != outputs[0].data) {
       device.copy(outputs[0].data, inputs[0].data, outputs[0].type->bytes(), Lane::kCommunication);

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <queue>
 #include <string>
 #include <tuple>
@@ -33,8 +34,8 @@ struct Bucket {
   bool waits = false;  // for a node of the phase
 };
 
-// What the members of a bucket have in common: operator, reduction, axis, dtype, region.
-using BucketKind = std::tuple<std::string, std::string, int64_t, DType, Region>;
+// What the members of a bucket have in common: operator, reduction, axes, dtype, region.
+using BucketKind = std::tuple<std::string, std::string, int64_t, int64_t, DType, Region>;
 
 class Bucketing {
  public:
@@ -135,6 +136,10 @@ class Bucketing {
 
   bool may_join(NodeId id, const std::string& group) const {
     const Node& node = graph_.node(id);
+    if (node.op_type == comm_op::kAllToAll) {  // packs anyway
+      return group == "data" && node.region == Region::kUpdate &&
+             node.attributes.get_string("group") == group;
+    }
     const bool gathers = node.op_type == comm_op::kAllGather;
     const bool sums =
         node.op_type == comm_op::kAllReduce || node.op_type == comm_op::kReduceScatter;
@@ -156,17 +161,30 @@ class Bucketing {
     return {node.op_type,
             node.attributes.get_string("reduction", "sum"),
             node.attributes.get_int("axis", 0),
+            node.attributes.get_int("concat_axis", 0),
             graph_.value(node.inputs[0]).type.dtype,
             node.region};
   }
 
   // Of the whole tensor: equal on all ranks.
   int64_t bytes_of(const Node& node) const {
+    if (node.op_type == comm_op::kAllToAll) {
+      TensorType whole = graph_.value(node.inputs[0]).type;
+      const std::vector<int64_t>& parts = node.attributes.get_ints("concat_sizes");
+      whole.shape[static_cast<size_t>(node.attributes.get_int("concat_axis"))] =
+          std::accumulate(parts.begin(), parts.end(), int64_t{0});
+      return whole.bytes();
+    }
     return graph_.value(node.op_type == comm_op::kReduceScatter ? node.inputs[0] : node.outputs[0])
         .type.bytes();
   }
 
   bool waits_in_phase(NodeId id) const {
+    const std::vector<NodeId>& readers =
+        consumers_[static_cast<size_t>(graph_.node(id).outputs[0])];
+    if (!readers.empty() && graph_.node(readers[0]).op_type == "TreeSum") {
+      return true;  // on all ranks alike, though not all have to take subtrees out of a stack
+    }
     const NodeId from = producer(graph_.node(id).inputs[0]);
     return from != kNoNode && phase_of(from) == phase_of(id);
   }
@@ -251,11 +269,13 @@ class Bucketing {
   void merge(const Bucket& bucket) {
     const NodeId first = bucket.members[0];
     std::vector<ValueId> inputs, outputs;
-    std::vector<int64_t> sizes;
+    std::map<std::string, std::vector<int64_t>> sizes = {{"sizes", {}}, {"concat_sizes", {}}};
     for (const NodeId member : bucket.members) {
       Node& node = graph_.node(member);
-      const std::vector<int64_t> own = node.attributes.get_ints("sizes", {});
-      sizes.insert(sizes.end(), own.begin(), own.end());
+      for (auto& [name, all] : sizes) {
+        const std::vector<int64_t> own = node.attributes.get_ints(name, {});
+        all.insert(all.end(), own.begin(), own.end());
+      }
       Value& output = graph_.value(node.outputs[0]);
       output.producer = first;
       output.output_index = static_cast<int>(outputs.size());
@@ -266,8 +286,10 @@ class Bucketing {
     node.name += concat("+", bucket.members.size() - 1);
     node.inputs = std::move(inputs);
     node.outputs = std::move(outputs);
-    if (!sizes.empty()) {
-      node.attributes.set("sizes", std::move(sizes));
+    for (auto& [name, all] : sizes) {
+      if (!all.empty()) {
+        node.attributes.set(name, std::move(all));
+      }
     }
   }
 

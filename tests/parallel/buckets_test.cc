@@ -68,7 +68,8 @@ int64_t parameter_bytes(const Program& program) {
   return bytes;
 }
 
-const std::vector<PhaseKind> kOnce = {PhaseKind::kReduce, PhaseKind::kUpdate};
+const std::vector<PhaseKind> kOfGradients = {
+    PhaseKind::kBackward, PhaseKind::kWeightGrad, PhaseKind::kReduce, PhaseKind::kUpdate};
 
 // All gradients of a small model fit into one message.
 TEST(BucketsTest, ASmallModelSumsItsGradientsInOneMessage) {
@@ -77,7 +78,7 @@ TEST(BucketsTest, ASmallModelSumsItsGradientsInOneMessage) {
   ASSERT_LT(bytes, bucket_bytes(Backend::kCpu, 2));
   const size_t gradients =
       programs[0].variants[0].graph.values_of_kind(ValueKind::kGradient).size();
-  const std::vector<Message> found = messages(programs[0], kOnce);
+  const std::vector<Message> found = messages(programs[0], kOfGradients);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].op_type, comm_op::kAllReduce);
   EXPECT_EQ(found[0].bytes, bytes);
@@ -119,6 +120,22 @@ TEST(BucketsTest, NoBucketIsLargerThanTheLimitAndAllRanksFormTheSame) {
     EXPECT_GT(tensors, 3 * found.size()) << "ZeRO " << zero;
     EXPECT_EQ(messages(programs[1], all), found);
     EXPECT_EQ(messages(programs[2], all), found);
+  }
+}
+
+// --reduction exact, with its exchange of subtrees.
+TEST(BucketsTest, SubtreesOfExactSumsTravelTogether) {
+  for (const int zero : {0, 1, 2, 3}) {
+    const std::vector<Program> programs =
+        programs_of(gpt(2, 24), {.dp = 2, .micro_batch = 1, .zero = zero, .exact = true});
+    std::map<std::string, int> count;
+    for (const Message& message : messages(programs[0], kOfGradients)) {
+      ++count[message.op_type];
+    }
+    EXPECT_EQ(count["AllToAll"], zero == 0 ? 0 : 1) << "ZeRO " << zero;
+    EXPECT_LE(count["AllGather"], 4) << "ZeRO " << zero;
+    EXPECT_EQ(messages(programs[1], kOfGradients).size(),
+              messages(programs[0], kOfGradients).size());
   }
 }
 
