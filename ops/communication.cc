@@ -110,8 +110,11 @@ OpDef all_gather() {
 OpDef reduce_scatter() {
   OpDef op = communication(
       "ReduceScatter", [](const OpContext& c) { return with_extents(c, whole_size, own_size); });
+  // What is written over its input (parallel/program.h) waits until the others have read that.
   op.workspace = [](const OpContext& c, const DeviceSpec&) {
-    return needs_packing(c) ? c.input_type(0).bytes() : 0;
+    return needs_packing(c)                             ? c.input_type(0).bytes()
+           : c.attributes().get_int("in_place", 0) != 0 ? c.output_bytes()
+                                                        : 0;
   };
   return op;
 }

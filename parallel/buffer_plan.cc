@@ -130,9 +130,8 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
           add(input, {.bytes = graph_.value(input).type.bytes()});
           touch(input, begin, phase_index, index);
         } else if (graph_.value(input).kind == ValueKind::kIntermediate) {
-          TRAINRT_CHECK(buffer(buffer_of_[static_cast<size_t>(input)]).fixed ||
-                            buffer(buffer_of_[static_cast<size_t>(input)]).timeline == index ||
-                            alias_of_.count(input) != 0,
+          const Buffer& of_input = buffer(buffer_of(input));
+          TRAINRT_CHECK(of_input.fixed || of_input.timeline == index || alias_of_.count(input) != 0,
                         "value '",
                         graph_.value(input).name,
                         "' of a micro-batch is read by '",
@@ -185,10 +184,10 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
   share_storage(line);
 }
 
-// Accumulated gradients are summed over ranks where they are: nobody reads a rank's own sum any
-// more (the next step's first micro-batch overwrites it).
+// Accumulated gradients are summed over their uses and over ranks where they are: nobody reads a
+// rank's own sum any more (the next step's first micro-batch overwrites it).
 bool BufferPlan::ends_accumulator(const Node& node, ValueId input) const {
-  return node.op_type == comm_op::kAllReduce &&
+  return node.region == Region::kUpdate &&
          buffers_[static_cast<size_t>(buffer_of(input))].accumulator &&
          num_readers_[static_cast<size_t>(input)] == 1;
 }
@@ -209,7 +208,8 @@ bool BufferPlan::try_inplace(const Node& node, const Inplace& alias, int instant
     return true;
   }
   const Buffer &source = buffer(into), &target = buffer(from);
-  if (source.fixed && (alias.always || ends_accumulator(node, input))) {
+  if (source.fixed && (alias.always || (target.bytes <= source.bytes && !target.fixed &&
+                                        ends_accumulator(node, input)))) {
     merge(into, from);
     return true;
   }

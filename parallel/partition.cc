@@ -227,6 +227,18 @@ void once_in_first_variant(Program& program) {
   }
 }
 
+// Whether gradients are summed over data ranks while the step's last backward still runs: those of
+// ZeRO 2 and 3 are summed in every micro-batch, exact ones only when all are there. The sums come
+// in the order of the backward, so all data ranks must run the same one.
+bool sums_in_last_backward(const Plan& plan, const std::vector<std::vector<MicroBatchCut>>& cuts) {
+  return plan.data_parallel > 1 && plan.zero_stage <= 1 && !plan.exact_reduction &&
+         !plan.sync_batch_norm &&
+         std::all_of(cuts.begin(), cuts.end(), [&](const std::vector<MicroBatchCut>& own) {
+           return !own.empty() && !cuts[0].empty() &&
+                  own.back().num_samples == cuts[0].back().num_samples;
+         });
+}
+
 bool communicates_in_micro_batch(const Graph& graph) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
     return node.region != Region::kUpdate && is_communication(node.op_type) &&
@@ -261,6 +273,7 @@ Partitioner::Partitioner(const TrainingGraphFactory& factory, Plan plan)
                   return cut.num_samples == largest_.num_samples;
                 });
   }
+  sums_in_last_ = accumulates_ && sums_in_last_backward(plan_, cuts_);
 }
 
 Partitioner::Partitioner(ShapedGraphFactory factory, Plan plan, std::vector<MicroBatchShape> shapes)
@@ -361,11 +374,15 @@ int64_t Partitioner::synced_samples(size_t i) const {
 ProgramVariant Partitioner::variant(const VariantKey& key,
                                     const RankCoordinates& at,
                                     Backend backend,
-                                    std::map<std::string, TensorPiece>* pieces) {
+                                    std::map<std::string, TensorPiece>* pieces,
+                                    bool is_last) {
   const Lowered& source = lowered(key, at);
   const bool merge_update =
       !accumulates_ && plan_.pipeline_parallel == 1 && plan_.virtual_stages == 1;
-  RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, merge_update);
+  const UpdatePlace place = merge_update ? UpdatePlace::kInBackward
+                            : is_last    ? UpdatePlace::kSumsInBackward
+                                         : UpdatePlace::kAfterBackward;
+  RankGraph rank_graph = make_rank_graph(source.graph, source.cut, plan_, at.stage, place);
   fuse_epilogues(rank_graph, backend);
   settle_updates(rank_graph.local.graph, rank_graph.phases);
   std::vector<Phase> phases = order_phases(rank_graph.local.graph, rank_graph.phases, one_size_);
@@ -415,20 +432,21 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   has_state_ = has_state_ || has_op(whole(largest_).graph, "RunningAverage");
   const bool lockstep = plan_.data_parallel > 1 && lowered(any, at).lockstep;
   // Cutting over tensor ranks may order the update otherwise at another micro-batch size, but all
-  // data ranks have to sum gradients in one order: that of the largest.
-  const bool own_update = plan_.tensor_parallel == 1 || plan_.data_parallel == 1 || cuts.empty() ||
-                          cuts[0].num_samples == largest_.num_samples;
+  // data ranks have to sum gradients in one order: that of the largest, or of the last of all.
+  const bool own_update = sums_in_last_ || plan_.tensor_parallel == 1 || plan_.data_parallel == 1 ||
+                          cuts.empty() || cuts[0].num_samples == largest_.num_samples;
   if (!own_update) {
     program.variants.push_back(update_variant(variant(any, at, device.backend, &program.pieces)));
     connect_host(program.variants.back());
   }
-  std::map<VariantKey, int> variants;
-  for (size_t i = 0; i < cuts.size(); ++i) {
+  std::map<std::pair<VariantKey, bool>, int> variants;
+  const auto variant_of = [&](size_t i) {
     const VariantKey key{{cuts[i].num_samples, 0}, synced_samples(i)};
+    const bool is_last = sums_in_last_ && i + 1 == cuts.size();
     const auto [known, is_new] =
-        variants.try_emplace(key, static_cast<int>(program.variants.size()));
+        variants.try_emplace({key, is_last}, static_cast<int>(program.variants.size()));
     if (is_new) {
-      program.variants.push_back(variant(key, at, device.backend, &program.pieces));
+      program.variants.push_back(variant(key, at, device.backend, &program.pieces, is_last));
       TRAINRT_REQUIRE(!lockstep || key.shape == largest_ ||
                           data_collectives(program.variants.back()) ==
                               data_collectives(variant(any, at, device.backend, &program.pieces)),
@@ -442,8 +460,14 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
                       plan_.zero_stage,
                       " asks for; use a micro-batch size that divides the batch, or --zero 1");
     }
+    return known->second;
+  };
+  if (sums_in_last_) {
+    variant_of(cuts.size() - 1);  // the first: its update reads these sums
+  }
+  for (size_t i = 0; i < cuts.size(); ++i) {
     program.micro_batches.push_back(
-        {known->second, cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard, 0});
+        {variant_of(i), cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard, 0});
   }
   // The phases of a full micro-batch, which a rank without samples has none of.
   const ProgramVariant full = cuts.empty() || !own_update

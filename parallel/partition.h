@@ -53,7 +53,8 @@ class Partitioner {
   ProgramVariant variant(const VariantKey& key,
                          const RankCoordinates& at,
                          Backend backend,
-                         std::map<std::string, TensorPiece>* pieces);
+                         std::map<std::string, TensorPiece>* pieces,
+                         bool is_last = false);
 
   ShapedGraphFactory factory_;
   Plan plan_;
@@ -65,7 +66,8 @@ class Partitioner {
   // and the other beside each other have to sum in the same.
   bool one_size_ = true;
   bool accumulates_ = false;
-  bool has_state_ = false;  // running averages, which data ranks gather from each other
+  bool sums_in_last_ = false;  // over data ranks, within the backward of the last micro-batch
+  bool has_state_ = false;     // running averages, which data ranks gather from each other
   std::unique_ptr<Cache> cache_;
 };
 

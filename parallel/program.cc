@@ -62,11 +62,32 @@ bool is_communication(const std::string& op_type) {
 
 std::vector<Inplace> inplace_of(const Node& node) {
   std::vector<Inplace> pairs = get_op(node.op_type).inplace;
-  for (int i = 1; node.op_type == comm_op::kAllReduce && i < static_cast<int>(node.inputs.size());
+  const bool in_place =
+      node.op_type == comm_op::kAllReduce ||
+      (node.op_type == comm_op::kReduceScatter && node.attributes.get_int("in_place", 0) != 0);
+  for (int i = static_cast<int>(pairs.size()); in_place && i < static_cast<int>(node.inputs.size());
        ++i) {
     pairs.push_back({i, i, false});
   }
   return pairs;
+}
+
+std::optional<PhaseKind> updating_phase(const Program& program) {
+  std::optional<PhaseKind> found;
+  for (const ProgramVariant& variant : program.variants) {
+    for (const Phase& phase : variant.phases) {
+      const bool updates = std::any_of(phase.nodes.begin(), phase.nodes.end(), [&](NodeId id) {
+        return variant.graph.node(id).region == Region::kUpdate;
+      });
+      if (phase.kind == PhaseKind::kUpdate) {
+        return phase.kind;
+      }
+      if (updates && phase.kind != PhaseKind::kReduce) {
+        found = PhaseKind::kBackward;
+      }
+    }
+  }
+  return found;
 }
 
 std::string program_string(const Program& program) {

@@ -9,6 +9,7 @@
 
 #include <compare>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,7 +81,9 @@ struct Program {
   int world_size = 1;
   RankCoordinates coordinates;
   DeviceSpec device;
-  std::vector<ProgramVariant> variants;   // [0]: the largest micro-batch size
+  // [0] has the phases that run once per step. The others are of micro-batches, and so is [0], of
+  // the largest size or, where gradients are summed within its backward, of the step's last one.
+  std::vector<ProgramVariant> variants;
   std::vector<MicroBatch> micro_batches;  // in order
   int64_t num_shards = 1;                 // logical shards of the step (--reduction exact)
   bool offload_optimizer = false;         // optimizer state lies in the host's memory
@@ -100,11 +103,13 @@ struct Program {
 
 // Communication as nodes. Attribute "group": "data", "tensor" or "pipeline" names the mesh axis,
 // the communicator of which runs it. Send/Recv carry "peer" (a rank of the group) and "tag". An
-// AllReduce, ReduceScatter or AllGather may take several tensors (parallel/passes/buckets).
+// AllReduce, ReduceScatter, AllGather or AllToAll may take several tensors
+// (parallel/passes/buckets).
 namespace comm_op {
-inline constexpr const char* kAllReduce = "AllReduce";          // attr reduction: sum|max|min
-inline constexpr const char* kReduceScatter = "ReduceScatter";  // attr axis, sizes
-inline constexpr const char* kAllGather = "AllGather";          // attr axis, sizes
+inline constexpr const char* kAllReduce = "AllReduce";  // attr reduction: sum|max|min
+// attr axis, sizes; in_place: the own segment comes to lie where the whole tensor has begun
+inline constexpr const char* kReduceScatter = "ReduceScatter";
+inline constexpr const char* kAllGather = "AllGather";  // attr axis, sizes
 inline constexpr const char* kAllToAll = "AllToAll";
 inline constexpr const char* kBroadcast = "Broadcast";  // attr root
 inline constexpr const char* kSend = "Send";
@@ -114,6 +119,10 @@ bool is_communication(const std::string& op_type);
 // Which inputs the node may write its outputs over: its operator's, and each tensor of a bucket
 // over itself.
 std::vector<Inplace> inplace_of(const Node& node);
+
+// The kind of phase that holds the update: without accumulation it is part of the only backward.
+// None on a rank without parameters.
+std::optional<PhaseKind> updating_phase(const Program& program);
 
 std::string program_string(const Program& program);
 

@@ -38,12 +38,12 @@ class RankGraphBuilder {
     cut_out(whole);
   }
 
-  RankGraph run(bool merge_update) {
+  RankGraph run(UpdatePlace place) {
     for (NodeId id = 0; id < whole_.num_nodes(); ++id) {
       move_inputs(id);
     }
     order();
-    sort_into_phases(merge_update);
+    sort_into_phases(place);
     return std::move(result_);
   }
 
@@ -285,7 +285,8 @@ class RankGraphBuilder {
     reduces_ = std::move(reduces);
   }
 
-  // Update nodes that a gradient collective waits for, and the collectives themselves.
+  // Update nodes that a gradient collective waits for, and the collectives themselves: of an exact
+  // reduction what a TreeSum waits for, and it.
   void find_reduce_nodes() {
     in_reduce_.assign(static_cast<size_t>(whole_.num_nodes()), false);
     read_in_reduce_.assign(static_cast<size_t>(whole_.num_values()), false);
@@ -334,41 +335,92 @@ class RankGraphBuilder {
     return needed;
   }
 
-  void sort_into_phases(bool merge_update) {
-    const Graph& local = graph();
-    const bool split = plan_.schedule == ScheduleKind::kZeroBubbleH1;
-    const std::vector<bool> input_gradients =
-        split ? input_gradient_nodes()
-              : std::vector<bool>(static_cast<size_t>(local.num_nodes()), true);
-    bool has_backward = false;
-    for (const Node& node : local.nodes()) {
-      has_backward = has_backward || node.region == Region::kBackward;
+  using PhaseKey = std::pair<PhaseKind, int>;  // and virtual stage
+
+  PhaseKey phase_of(NodeId id, UpdatePlace place, const std::vector<bool>& input_gradients) const {
+    const Node& node = result_.local.graph.node(id);
+    const int stage = stages_[static_cast<size_t>(id)];
+    switch (node.region) {
+      case Region::kCount:
+        return {PhaseKind::kCount, stage};
+      case Region::kForward:
+        return {PhaseKind::kForward, stage};
+      case Region::kBackward:
+        return {input_gradients[static_cast<size_t>(id)] ? PhaseKind::kBackward
+                                                         : PhaseKind::kWeightGrad,
+                stage};
+      case Region::kUpdate:
+        break;
     }
-    std::map<std::pair<PhaseKind, int>, std::vector<NodeId>> phases;
+    if (place == UpdatePlace::kInBackward) {
+      return {splits_backward() ? PhaseKind::kWeightGrad : PhaseKind::kBackward, rank_};
+    }
+    return {reduces_[static_cast<size_t>(id)] ? PhaseKind::kReduce : PhaseKind::kUpdate, rank_};
+  }
+
+  // Sums over data ranks of accumulated gradients, and of those of several uses of a parameter,
+  // move to the phase that accumulates the last of them; each may write over what it alone reads.
+  void sum_in_backward(std::vector<PhaseKey>& phases) {
+    Graph& local = graph();
+    const std::vector<std::vector<NodeId>> consumers = local.consumers();
+    std::vector<bool> ready(phases.size(), false);
     for (NodeId id = 0; id < local.num_nodes(); ++id) {
-      PhaseKind kind = PhaseKind::kUpdate;
-      int stage = stages_[static_cast<size_t>(id)];
-      switch (local.node(id).region) {
-        case Region::kCount:
-          kind = PhaseKind::kCount;
-          break;
-        case Region::kForward:
-          kind = PhaseKind::kForward;
-          break;
-        case Region::kBackward:
-          kind = input_gradients[static_cast<size_t>(id)] ? PhaseKind::kBackward
-                                                          : PhaseKind::kWeightGrad;
-          break;
-        case Region::kUpdate:
-          stage = rank_;
-          if (merge_update && has_backward) {
-            kind = split ? PhaseKind::kWeightGrad : PhaseKind::kBackward;
-          } else if (reduces_[static_cast<size_t>(id)]) {
-            kind = PhaseKind::kReduce;
-          }
-          break;
+      Node& node = local.node(id);
+      if (node.op_type == "Accumulate") {
+        ready[static_cast<size_t>(id)] = true;
+        continue;
       }
-      phases[{kind, stage}].push_back(id);
+      const bool over_ranks =
+          node.op_type == comm_op::kAllReduce || node.op_type == comm_op::kReduceScatter;
+      if (phases[static_cast<size_t>(id)].first != PhaseKind::kReduce ||
+          !(over_ranks ? node.attributes.get_string("group") == "data" : node.op_type == "Add")) {
+        continue;
+      }
+      std::vector<PhaseKey> made;
+      for (const ValueId input : node.inputs) {
+        const NodeId from = local.value(input).producer;
+        if (from != kNoNode && ready[static_cast<size_t>(from)] &&
+            consumers[static_cast<size_t>(input)].size() == 1) {
+          made.push_back(phases[static_cast<size_t>(from)]);
+        }
+      }
+      // The first stage's backward is the last to run.
+      const auto last = std::min_element(made.begin(), made.end());
+      if (made.size() == node.inputs.size() &&
+          std::all_of(made.begin(), made.end(), [&](const PhaseKey& key) {
+            return key.first == last->first;
+          })) {
+        phases[static_cast<size_t>(id)] = *last;
+        ready[static_cast<size_t>(id)] = true;
+        if (node.op_type == comm_op::kReduceScatter) {
+          node.attributes.set("in_place", int64_t{1});
+        }
+      }
+    }
+  }
+
+  bool splits_backward() const { return plan_.schedule == ScheduleKind::kZeroBubbleH1; }
+
+  void sort_into_phases(UpdatePlace place) {
+    const Graph& local = graph();
+    const std::vector<bool> input_gradients =
+        splits_backward() ? input_gradient_nodes()
+                          : std::vector<bool>(static_cast<size_t>(local.num_nodes()), true);
+    const bool has_backward =
+        std::any_of(local.nodes().begin(), local.nodes().end(), [](const Node& node) {
+          return node.region == Region::kBackward;
+        });
+    std::vector<PhaseKey> phase_of_node;
+    for (NodeId id = 0; id < local.num_nodes(); ++id) {
+      phase_of_node.push_back(
+          phase_of(id, has_backward ? place : UpdatePlace::kAfterBackward, input_gradients));
+    }
+    if (place == UpdatePlace::kSumsInBackward) {
+      sum_in_backward(phase_of_node);
+    }
+    std::map<PhaseKey, std::vector<NodeId>> phases;
+    for (NodeId id = 0; id < local.num_nodes(); ++id) {
+      phases[phase_of_node[static_cast<size_t>(id)]].push_back(id);
     }
     for (auto& [key, nodes] : phases) {
       result_.phases.push_back({key.first, key.second, std::move(nodes)});
@@ -399,8 +451,8 @@ RankGraph make_rank_graph(const TrainingGraph& whole,
                           const StageCut& cut,
                           const Plan& plan,
                           int stage,
-                          bool merge_update) {
-  return RankGraphBuilder(whole, cut, plan, stage).run(merge_update);
+                          UpdatePlace place) {
+  return RankGraphBuilder(whole, cut, plan, stage).run(place);
 }
 
 }  // namespace trainrt

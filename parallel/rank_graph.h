@@ -1,6 +1,7 @@
 // One pipeline rank's graph: its nodes, what it receives, what it sends, sorted into phases.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "graph/training_graph.h"
@@ -15,11 +16,15 @@ struct RankGraph {
   std::vector<PhaseNodes> phases;
 };
 
-// `merge_update`: one micro-batch per step and one stage, so the update runs within the backward.
+// Where the update's nodes run: in phases of their own; the sums of accumulated gradients over data
+// ranks within the backward, of the step's last micro-batch; all within the backward, where a step
+// has one micro-batch and one stage.
+enum class UpdatePlace : uint8_t { kAfterBackward, kSumsInBackward, kInBackward };
+
 RankGraph make_rank_graph(const TrainingGraph& whole,
                           const StageCut& cut,
                           const Plan& plan,
                           int stage,
-                          bool merge_update);
+                          UpdatePlace place);
 
 }  // namespace trainrt

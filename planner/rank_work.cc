@@ -55,7 +55,8 @@ class Walk {
     RankWork work;
     work.at = program_.coordinates;
     work.cells = program_.cells;
-    const std::optional<PhaseKind> updating = updating_phase();
+    // The ranks sum their losses before the update.
+    const std::optional<PhaseKind> updating = updating_phase(program_);
     bool counted = false, combined = false;
     for (size_t i = 0; i < program_.cells.size(); ++i) {
       const Cell& cell = program_.cells[i];
@@ -98,26 +99,6 @@ class Walk {
     act.bytes = sizeof(double);
     act.group = group;
     acts->push_back(std::move(act));
-  }
-
-  // The kind of phase before which the ranks sum their losses, as runtime/executor has it: that of
-  // the update, if the rank has one, which without accumulation is part of the backward.
-  std::optional<PhaseKind> updating_phase() const {
-    std::optional<PhaseKind> found;
-    for (const ProgramVariant& variant : program_.variants) {
-      for (const Phase& phase : variant.phases) {
-        const bool updates = std::any_of(phase.nodes.begin(), phase.nodes.end(), [&](NodeId id) {
-          return variant.graph.node(id).region == Region::kUpdate;
-        });
-        if (phase.kind == PhaseKind::kUpdate) {
-          return phase.kind;
-        }
-        if (updates && phase.kind != PhaseKind::kReduce) {
-          found = PhaseKind::kBackward;
-        }
-      }
-    }
-    return found;
   }
 
   void run_phase(size_t variant, const Phase& phase, int cell, std::vector<RankAct>* acts) {

@@ -113,18 +113,30 @@ void reduce_scatter(const Node& node,
                     Communicator& group,
                     Device& device) {
   std::vector<CutTensor> tensors;
+  int64_t waiting = 0;  // bytes of results that are to be written over an input
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Segments segments(node, *inputs[i].type, i, inputs.size());
     std::byte* source = static_cast<std::byte*>(inputs[i].data);
+    std::byte* result = static_cast<std::byte*>(outputs[i].data);
     if (segments.outer > 1) {
       TRAINRT_CHECK(inputs.size() == 1, "bucket '", node.name, "' would have to be packed");
       std::byte* packed = packing_room(node, workspace, inputs[i].type->bytes());
       segments.copy(device, source, packed, true);
       source = packed;
+    } else if (source == result) {  // which the others read until all have come
+      const int64_t begin = waiting;
+      waiting += outputs[i].type->bytes();
+      result = packing_room(node, workspace, waiting) + begin;
     }
-    tensors.push_back({source, outputs[i].data, segments.counts});
+    tensors.push_back({source, result, segments.counts});
   }
   group.reduce_scatter(tensors, inputs[0].type->dtype, reduction_of(node));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (tensors[i].output != outputs[i].data) {
+      device.copy(
+          outputs[i].data, tensors[i].output, outputs[i].type->bytes(), Lane::kCommunication);
+    }
+  }
 }
 
 void all_gather(const Node& node,

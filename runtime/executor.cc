@@ -19,30 +19,6 @@
 
 namespace trainrt {
 
-namespace {
-
-// The kind of phase that holds the update: without accumulation it is part of the only backward.
-// None on a rank without parameters.
-std::optional<PhaseKind> phase_of_update(const Program& program) {
-  for (const ProgramVariant& variant : program.variants) {
-    for (const Phase& phase : variant.phases) {
-      const auto updates = [&](NodeId id) {
-        return variant.graph.node(id).region == Region::kUpdate;
-      };
-      if (phase.kind == PhaseKind::kUpdate) {
-        return PhaseKind::kUpdate;
-      }
-      if (phase.kind != PhaseKind::kReduce &&
-          std::any_of(phase.nodes.begin(), phase.nodes.end(), updates)) {
-        return PhaseKind::kBackward;
-      }
-    }
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
 struct Executor::Impl {
   Device& device;
   RankCommunicators communicators;
@@ -402,7 +378,7 @@ StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
   BoundProgram& bound = programs[static_cast<size_t>(program)];
   const std::vector<Cell>& cells = feed.work ? feed.work->cells : bound.program->cells;
   micro_batches = feed.work ? &feed.work->micro_batches : &bound.program->micro_batches;
-  const std::optional<PhaseKind> changes = phase_of_update(*bound.program);
+  const std::optional<PhaseKind> changes = updating_phase(*bound.program);
   totals = StepResult{};
   sums = StepSums(bound.program->num_shards);
   noted.clear();

@@ -191,6 +191,26 @@ TEST_P(PlanEquivalenceTest, DataRanksTrainAsOneDeviceWhateverTheirShares) {
   }
 }
 
+// Gradients summed within the last backward are summed in the ranks' order all the same.
+TEST_P(PlanEquivalenceTest, DataRanksThatSumInTheLastBackwardGiveTheSameBits) {
+  const Model m = model();
+  for (const std::vector<double>& shares : std::vector<std::vector<double>>{{}, {1, 2}, {1, 5}}) {
+    const PlanRun one = run(m, {.dp = 2, .micro_batch = 2, .shares = shares});
+    for (Layout layout : std::vector<Layout>{
+             {.zero = 1},
+             {.pp = 2},
+             {.pp = 3, .schedule = ScheduleKind::kZeroBubbleH1, .zero = 1},
+             {.pp = 2, .schedule = ScheduleKind::kGPipe, .recompute = RecomputeMode::kSelective},
+             {.pp = 2, .v = 2, .schedule = ScheduleKind::kInterleaved},
+             {.pp = 2, .v = 2, .schedule = ScheduleKind::kInterleaved, .zero = 1}}) {
+      layout.dp = 2;
+      layout.micro_batch = 2;
+      layout.shares = shares;
+      expect_equal_bits(one, run(m, layout), layout_string(layout));
+    }
+  }
+}
+
 TEST_P(PlanEquivalenceTest, ZeroStagesTrainAsPlainDataParallel) {
   const Model m = model(DType::kFloat64, 0.5);
   const PlanRun plain = run(m, {.dp = 3, .micro_batch = 2});

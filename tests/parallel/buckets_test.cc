@@ -169,5 +169,82 @@ TEST(BucketsTest, BackwardGoesOnBehindABucket) {
   }
 }
 
+// Data-parallel sums among a phase's nodes, each with the products that follow it.
+std::vector<size_t> products_behind_sums(const ProgramVariant& variant, const Phase& phase) {
+  std::vector<size_t> sums;
+  for (size_t i = 0; i < phase.nodes.size(); ++i) {
+    const Node& node = variant.graph.node(phase.nodes[i]);
+    if ((node.op_type == comm_op::kAllReduce || node.op_type == comm_op::kReduceScatter) &&
+        node.attributes.get_string("group") == "data") {
+      sums.push_back(static_cast<size_t>(std::count_if(
+          phase.nodes.begin() + static_cast<std::ptrdiff_t>(i), phase.nodes.end(), [&](NodeId id) {
+            return variant.graph.node(id).op_type.starts_with("MatMul");
+          })));
+    }
+  }
+  return sums;
+}
+
+// Several micro-batches a step: the backward of the last sums, whatever the schedule, ZeRO stage
+// and number of micro-batches of each data rank; the others do not.
+TEST(BucketsTest, TheLastBackwardSumsWhatAllHaveAccumulated) {
+  for (const Layout& layout : std::vector<Layout>{{.dp = 2, .micro_batch = 2},
+                                                  {.dp = 2, .micro_batch = 2, .zero = 1},
+                                                  {.dp = 2, .micro_batch = 2, .shares = {1, 3}},
+                                                  {.dp = 2, .pp = 2, .micro_batch = 1},
+                                                  {.dp = 2,
+                                                  .pp = 2,
+                                                  .v = 2,
+                                                  .micro_batch = 1,
+                                                  .schedule = ScheduleKind::kInterleaved,
+                                                  .zero = 1},
+                                                  {.dp = 2,
+                                                  .pp = 2,
+                                                  .micro_batch = 1,
+                                                  .shares = {3, 5},
+                                                  .schedule = ScheduleKind::kZeroBubbleH1}}) {
+    SCOPED_TRACE(layout_string(layout));
+    const std::vector<Program> programs = programs_of(gpt(4, 128), layout);
+    for (const Program& program : programs) {
+      EXPECT_EQ(program.micro_batches.back().variant, 0);
+      for (size_t i = 0; i + 1 < program.micro_batches.size(); ++i) {
+        EXPECT_NE(program.micro_batches[i].variant, 0);
+      }
+      bool overlaps = false;
+      for (size_t v = 0; v < program.variants.size(); ++v) {
+        for (const Phase& phase : program.variants[v].phases) {
+          const std::vector<size_t> sums = products_behind_sums(program.variants[v], phase);
+          const bool in_micro_batch =
+              phase.kind == PhaseKind::kBackward || phase.kind == PhaseKind::kWeightGrad;
+          EXPECT_TRUE(sums.empty() || v == 0);
+          overlaps = overlaps || (in_micro_batch && !sums.empty());
+          if (in_micro_batch && !sums.empty() && layout.pp == 1) {
+            EXPECT_GT(sums[0], sums.back());
+          }
+        }
+      }
+      EXPECT_TRUE(overlaps) << "rank " << program.rank;
+    }
+    // Data ranks meet in the same order.
+    const auto of_stage = [&](int data_rank) {
+      const int rank = data_rank;  // of stage 0, without tensor ranks
+      return messages(programs[static_cast<size_t>(rank)], kOfGradients);
+    };
+    EXPECT_EQ(of_stage(0), of_stage(1));
+  }
+}
+
+// Sizes that differ make gradients in orders that may differ: then they are summed afterwards.
+TEST(BucketsTest, LastMicroBatchesOfDifferentSizesSumAfterwards) {
+  for (const Program& program : programs_of(gpt(2, 24), {.dp = 2, .micro_batch = 3})) {
+    for (const ProgramVariant& variant : program.variants) {
+      for (const Phase& phase : variant.phases) {
+        EXPECT_TRUE(phase.kind == PhaseKind::kReduce ||
+                    products_behind_sums(variant, phase).empty());
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trainrt::testing
