@@ -1,19 +1,20 @@
 // PipeDream-2BW's rule: W(t+1) = W(t) - step(gradient at W(t-1)); the first update has no delay
 // (Narayanan et al., arXiv 2006.09503, section 3.2).
 //
-// The rule is whole, its gain is not: the pipeline still drains at the end of each step. To go on,
-// a rank must start the warm-up forwards of step t+1 before the update of step t, which wants
-//   - a schedule over steps: rows whose last w = p - 1 - r forwards belong to the next batch, after
-//   a
-//     first step that fills and before a last that drains (make_schedule knows one step);
-//   - two versions by parity instead of a copy: step t's F and B read version t mod 2, the update
-//     writes over it, so the program has two variants that differ in which name they read;
-//   - an executor and trainer with two batches open: inputs and item counts of t+1 are fed before
-//   the
-//     loss of t is known, which is then reported a step late, and a checkpoint drains first;
-//   - no norm over all stages in the update: clipping and the check for finite gradients would wait
-//     for the slowest stage, so --clip-norm is refused or delayed by a step, as the reference's
-//     no-flush mode skips both.
+// The rule is whole, its gain is not: the pipeline still drains at the end of each step, which
+// leaves (p - 1) / (m + p - 1) of it idle. To go on, a rank must run the first p - 1 - r forwards
+// of step t+1 among the last backwards of step t. What that wants:
+//   - no third version: before the update of step t the parameter itself is what those forwards are
+//     to read, and the update moves it to where their backwards will look. So it takes a variant of
+//     the forward that reads the parameter;
+//   - stash slots that are counted on over steps, and phases of once per step (R, U) beside the
+//     slots instead of over them. Items are counted on the last stage, where nothing is in flight;
+//   - an executor and trainer with two batches open, and rows for steps that fill and steps that
+//     drain: the last, one before a checkpoint, a new plan, or a batch of another size;
+//   - nothing that all stages wait for once per step. Today there are three: the sum of the loss,
+//     checked before the update; the norm of the gradient; the question whether to stop. Each has
+//     to come a step late, and what decides about the update itself (--clip-norm, fp16's overflow)
+//     to be refused, as the reference's no-flush mode skips both.
 #pragma once
 
 #include "graph/training_graph.h"
