@@ -119,25 +119,57 @@ Placement placement_from_string(const std::string& text, const std::string& wher
   return Placement::shard(std::stoi(text.substr(6)));
 }
 
+// Key "nodes": [first, last].
+void read_nodes(const ObjectReader& reader, int* first, int* last) {
+  std::vector<int> nodes;
+  reader.read_list("nodes", nodes, ObjectReader::value<int>);
+  TRAINRT_REQUIRE(nodes.size() == 2 && nodes[0] <= nodes[1] && nodes[0] >= 0,
+                  kInvalidArgument,
+                  reader.where(),
+                  ".nodes: wanted [first, last] with 0 <= first <= last");
+  *first = nodes[0];
+  *last = nodes[1];
+}
+
+RecomputeRun run_from_json(const Json& json, const std::string& where) {
+  const ObjectReader reader(json, where, {"nodes", "mode"});
+  RecomputeRun run;
+  read_nodes(reader, &run.first_node, &run.last_node);
+  std::string mode = "none";
+  reader.read("mode", mode);
+  run.mode = recompute_from_name(mode, where + ".mode");
+  return run;
+}
+
 PlanStage stage_from_json(const Json& json, const std::string& where) {
   const ObjectReader reader(json, where, {"virtual_stage", "rank_stage", "nodes", "recompute"});
   PlanStage stage;
   reader.read("virtual_stage", stage.virtual_stage);
   reader.read("rank_stage", stage.rank_stage);
-  std::vector<int> nodes;
-  reader.read_list("nodes", nodes, ObjectReader::value<int>);
-  TRAINRT_REQUIRE(nodes.size() == 2 && nodes[0] <= nodes[1] && nodes[0] >= 0,
-                  kInvalidArgument,
-                  where,
-                  ".nodes: wanted [first, last] with 0 <= first <= last");
-  stage.first_node = nodes[0];
-  stage.last_node = nodes[1];
+  read_nodes(reader, &stage.first_node, &stage.last_node);
   if (const Json* recompute = reader.find("recompute")) {
-    const ObjectReader inner(*recompute, where + ".recompute", {"mode", "nodes"});
+    const ObjectReader inner(*recompute, where + ".recompute", {"mode", "nodes", "runs"});
     std::string mode = "none";
     inner.read("mode", mode);
     stage.recompute = recompute_from_name(mode, where + ".recompute.mode");
     inner.read_list("nodes", stage.recompute_nodes, ObjectReader::value<std::string>);
+    inner.read_list("runs", stage.recompute_runs, run_from_json);
+    int next = stage.first_node;
+    for (const RecomputeRun& run : stage.recompute_runs) {
+      TRAINRT_REQUIRE(run.first_node >= next && run.last_node <= stage.last_node,
+                      kInvalidArgument,
+                      where,
+                      ".recompute.runs: [",
+                      run.first_node,
+                      ", ",
+                      run.last_node,
+                      "] should lie within [",
+                      next,
+                      ", ",
+                      stage.last_node,
+                      "], what the runs before it leave of the stage");
+      next = run.last_node + 1;
+    }
   }
   return stage;
 }
@@ -259,6 +291,22 @@ const char* recompute_name(RecomputeMode mode) {
   return "?";
 }
 
+RecomputeMode PlanStage::recompute_of(int node) const {
+  for (const RecomputeRun& run : recompute_runs) {
+    if (node >= run.first_node && node <= run.last_node) {
+      return run.mode;
+    }
+  }
+  return recompute;
+}
+
+bool PlanStage::recomputes() const {
+  return recompute != RecomputeMode::kNone ||
+         std::any_of(recompute_runs.begin(), recompute_runs.end(), [](const RecomputeRun& run) {
+           return run.mode != RecomputeMode::kNone;
+         });
+}
+
 RankCoordinates rank_coordinates(const Plan& plan, int rank) {
   TRAINRT_CHECK(rank >= 0 && rank < plan.world_size(), "rank ", rank, " of ", plan.world_size());
   const int tensor_rank = rank % plan.tensor_parallel;
@@ -306,12 +354,15 @@ std::string plan_to_json(const Plan& plan) {
   }
   json["stages"] = Json::array();
   for (const PlanStage& stage : plan.stages) {
-    json["stages"].push_back(
-        {{"virtual_stage", stage.virtual_stage},
-         {"rank_stage", stage.rank_stage},
-         {"nodes", Json::array({stage.first_node, stage.last_node})},
-         {"recompute",
-          {{"mode", recompute_name(stage.recompute)}, {"nodes", stage.recompute_nodes}}}});
+    Json recompute = {{"mode", recompute_name(stage.recompute)}, {"nodes", stage.recompute_nodes}};
+    for (const RecomputeRun& run : stage.recompute_runs) {
+      recompute["runs"].push_back({{"nodes", Json::array({run.first_node, run.last_node})},
+                                   {"mode", recompute_name(run.mode)}});
+    }
+    json["stages"].push_back({{"virtual_stage", stage.virtual_stage},
+                              {"rank_stage", stage.rank_stage},
+                              {"nodes", Json::array({stage.first_node, stage.last_node})},
+                              {"recompute", std::move(recompute)}});
   }
   json["placements"] = Json::object();
   for (const auto& [tensor, placement] : plan.placements) {

@@ -44,6 +44,14 @@ struct DataShare {
 enum class RecomputeMode : uint8_t { kNone, kSelective, kFull };
 const char* recompute_name(RecomputeMode mode);
 
+// Nodes of a stage, [first_node, last_node], that are recomputed otherwise than the rest of it.
+struct RecomputeRun {
+  int first_node = 0;
+  int last_node = 0;
+  RecomputeMode mode = RecomputeMode::kNone;
+  bool operator==(const RecomputeRun&) const = default;
+};
+
 struct PlanStage {
   int virtual_stage = 0;
   int rank_stage = 0;  // pipeline rank that owns it
@@ -51,6 +59,12 @@ struct PlanStage {
   int last_node = 0;
   RecomputeMode recompute = RecomputeMode::kNone;
   std::vector<std::string> recompute_nodes;  // stable node names that are run again in backward
+  std::vector<RecomputeRun> recompute_runs = {};  // ascending, apart from each other
+
+  // Of a node of the imported graph.
+  RecomputeMode recompute_of(int node) const;
+  // Whether anything runs again.
+  bool recomputes() const;
 };
 
 struct TensorPlacement {

@@ -51,6 +51,18 @@ std::string training_text(const Run& run) {
   return text + concat(", seed ", options.seed);
 }
 
+std::string recompute_text(const Plan& plan) {
+  const std::vector<PlanStage>& stages = plan.stages;
+  const bool alike = std::all_of(stages.begin(), stages.end(), [&](const PlanStage& stage) {
+    return stage.recompute == stages[0].recompute && stage.recompute_runs.empty();
+  });
+  const bool any = std::any_of(
+      stages.begin(), stages.end(), [](const PlanStage& stage) { return stage.recomputes(); });
+  return !any ? ""
+              : concat(", recompute ",
+                       alike ? recompute_name(stages[0].recompute) : "of some blocks");
+}
+
 std::string plan_text(const Run& run) {
   const Plan& plan = run.plan;
   std::string text = concat(plan.data_parallel,
@@ -63,9 +75,7 @@ std::string plan_text(const Run& run) {
   if (plan.pipeline_parallel > 1) {
     text += concat(", ", schedule_name(plan.schedule));
   }
-  if (!plan.stages.empty() && plan.stages[0].recompute != RecomputeMode::kNone) {
-    text += concat(", recompute ", recompute_name(plan.stages[0].recompute));
-  }
+  text += recompute_text(plan);
   text += plan.zero_stage > 0 ? concat(", zero ", plan.zero_stage) : "";
   text += plan.exact_reduction ? ", exact reduction" : "";
   return text + (plan.sync_batch_norm ? ", batch norm sync" : "");

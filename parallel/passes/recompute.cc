@@ -29,6 +29,18 @@ const PlanStage* stage_of(const Plan& plan, const Node& node) {
   return found;
 }
 
+// Where the node's recomputation may end: a stage, or a run of nodes with a mode of their own.
+std::pair<const PlanStage*, int> section_of(const Plan& plan, const Node& node) {
+  const PlanStage* stage = stage_of(plan, node);
+  int section = 0;
+  for (size_t i = 0; stage != nullptr && i < stage->recompute_runs.size(); ++i) {
+    const RecomputeRun& run = stage->recompute_runs[i];
+    section += node.source_index >= run.first_node ? 1 : 0;
+    section += node.source_index > run.last_node ? 1 : 0;
+  }
+  return {stage, section};
+}
+
 // The block of each node that runs again, -1 for the rest.
 std::vector<int> blocks_of(const Graph& graph, const Plan& plan) {
   const std::vector<std::vector<NodeId>> consumers = graph.consumers();
@@ -54,8 +66,10 @@ std::vector<int> blocks_of(const Graph& graph, const Plan& plan) {
     const bool named = listed && std::find(stage->recompute_nodes.begin(),
                                            stage->recompute_nodes.end(),
                                            node.name) != stage->recompute_nodes.end();
-    if (stage != nullptr && stage->recompute != RecomputeMode::kNone && (!listed || named)) {
-      if (stage->recompute == RecomputeMode::kFull) {
+    const RecomputeMode mode =
+        stage == nullptr ? RecomputeMode::kNone : stage->recompute_of(node.source_index);
+    if (mode != RecomputeMode::kNone && (!listed || named)) {
+      if (mode == RecomputeMode::kFull) {
         block[static_cast<size_t>(id)] = next_block;
       } else if (get_op(node.op_type).cheap) {
         block[static_cast<size_t>(id)] = graph.num_nodes() + id;  // a block of its own
@@ -88,9 +102,9 @@ class Recomputer {
       for (const ValueId input : node.inputs) {
         const NodeId from = input == kNoValue ? kNoNode : source_.value(input).producer;
         // What leaves a stage is kept where it arrives: running it again there would pull the
-        // backward into the stage before.
+        // backward into the stage before. So is what leaves a run.
         if (node.region == Region::kForward && from != kNoNode &&
-            stage_of(plan, source_.node(from)) != stage_of(plan, node)) {
+            section_of(plan, source_.node(from)) != section_of(plan, node)) {
           kept_.insert(input);
         }
         // What leaves a block in the forward is kept: it is the next block's input.
@@ -182,7 +196,7 @@ class Recomputer {
 
 TrainingGraph apply_recompute(TrainingGraph whole, const Plan& plan) {
   const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const PlanStage& stage) {
-    return stage.recompute != RecomputeMode::kNone;
+    return stage.recomputes();
   });
   return any ? Recomputer(whole, plan, blocks_of(whole.graph, plan)).run() : whole;
 }

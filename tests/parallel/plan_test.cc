@@ -62,6 +62,7 @@ TEST(PlanTest, JsonRoundTrip) {
   plan.schedule = ScheduleKind::kZeroBubbleH1;
   plan.stages[0].recompute = RecomputeMode::kSelective;
   plan.stages[0].recompute_nodes = {"a", "b"};
+  plan.stages[0].recompute_runs = {{0, 2, RecomputeMode::kFull}, {4, 6, RecomputeMode::kNone}};
   plan.placements["w"] = {Placement::replicate(), Placement::shard(1)};
   const std::string text = plan_to_json(plan);
   EXPECT_EQ(plan_to_json(plan_from_json(text)), text);
@@ -88,6 +89,9 @@ TEST(PlanTest, ComplaintsNameTheKeyTheValueAndWhatWasWanted) {
       R"({"shares": [{"num_samples": 5, "micro_batch_size": 2, "num_micro_batches": 2}]})",
       "make 3");
   expect_refused(R"({"stages": [{"nodes": [3, 1]}]})", "first <= last");
+  expect_refused(
+      R"({"stages": [{"nodes": [0, 3], "recompute": {"runs": [{"nodes": [2, 4], "mode": "full"}]}}]})",
+      "[2, 4] should lie within [0, 3]");
 }
 
 TEST(PlanTest, TensorRanksAreNeighbours) {
