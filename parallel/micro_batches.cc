@@ -187,6 +187,21 @@ std::vector<DataShare> make_shares(int64_t global_batch,
   return result;
 }
 
+std::vector<DataShare> make_sized_shares(int64_t global_batch,
+                                         const std::vector<int64_t>& micro_batch_sizes,
+                                         const std::vector<double>& shares) {
+  std::vector<DataShare> result =
+      make_shares(global_batch, static_cast<int>(micro_batch_sizes.size()), 0, shares);
+  for (DataShare& share : result) {
+    const int64_t size = micro_batch_sizes[static_cast<size_t>(share.data_rank)];
+    TRAINRT_CHECK(size >= 1, "data rank ", share.data_rank, " has no micro-batch size");
+    share.micro_batch_size = std::min(size, share.num_samples);
+    share.num_micro_batches =
+        share.num_samples == 0 ? 0 : ceil_div(share.num_samples, share.micro_batch_size);
+  }
+  return result;
+}
+
 std::vector<DataShare> make_exact_shares(int64_t global_batch,
                                          int degree,
                                          int64_t micro_batch_size,

@@ -17,6 +17,12 @@ std::vector<DataShare> make_shares(int64_t global_batch,
                                    int64_t micro_batch_size,
                                    const std::vector<double>& shares);
 
+// The same where data ranks have micro-batch sizes of their own: shares are whole samples, each cut
+// into micro-batches of the rank's size.
+std::vector<DataShare> make_sized_shares(int64_t global_batch,
+                                         const std::vector<int64_t>& micro_batch_sizes,
+                                         const std::vector<double>& shares);
+
 // The same for --reduction exact, where shares are whole logical shards, and a micro-batch lies
 // within one; with a micro_batch_size of 0 it is one.
 std::vector<DataShare> make_exact_shares(int64_t global_batch,

@@ -428,16 +428,30 @@ int64_t micro_batch_unit(const Plan& plan) {
   return several || plan.exact_reduction ? micro_batch : 0;
 }
 
+// Of each data rank, where they differ and shares are cut into several: what its memory is for.
+std::vector<int64_t> micro_batch_sizes(const Plan& plan) {
+  const int64_t largest = micro_batch_unit(plan);
+  std::vector<int64_t> sizes;
+  bool differ = false;
+  for (const DataShare& share : plan.shares) {
+    sizes.push_back(share.num_samples == 0 ? largest : share.micro_batch_size);
+    differ = differ || sizes.back() != largest;
+  }
+  return differ && largest > 0 && !plan.exact_reduction ? sizes : std::vector<int64_t>{};
+}
+
 Plan with_shares(const Plan& plan, int64_t num_samples, const std::vector<double>& weights) {
   Plan result = plan;
   result.global_batch = num_samples;
+  const std::vector<int64_t> sizes = micro_batch_sizes(plan);
   result.shares =
-      plan.exact_reduction
-          ? make_exact_shares(num_samples,
-                              plan.data_parallel,
-                              micro_batch_unit(plan),
-                              weights,
-                              plan.logical_shards)
+      plan.exact_reduction ? make_exact_shares(num_samples,
+                                               plan.data_parallel,
+                                               micro_batch_unit(plan),
+                                               weights,
+                                               plan.logical_shards)
+      : !sizes.empty()
+          ? make_sized_shares(num_samples, sizes, weights)
           : make_shares(num_samples, plan.data_parallel, micro_batch_unit(plan), weights);
   result.micro_batch_size = 0;
   for (const DataShare& share : result.shares) {
@@ -480,7 +494,7 @@ std::vector<double> data_rank_weights(const Options& options,
 }
 
 std::vector<int64_t> share_units(const Plan& plan) {
-  const bool whole = micro_batch_unit(plan) == 0;
+  const bool whole = micro_batch_unit(plan) == 0 || !micro_batch_sizes(plan).empty();
   std::vector<int64_t> units;
   for (const DataShare& share : plan.shares) {
     std::set<int64_t> shards;

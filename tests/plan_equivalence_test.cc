@@ -176,6 +176,25 @@ TEST_P(PlanEquivalenceTest, RecomputationChangesNoBit) {
   }
 }
 
+// Wherever they begin and end.
+TEST_P(PlanEquivalenceTest, RunsOfNodesHaveARecomputationOfTheirOwn) {
+  const Model m = model();
+  for (const int pp : {1, 2}) {
+    const Layout layout{.pp = pp, .micro_batch = 4};
+    const PlanRun none = run(m, layout);
+    Plan plan = plan_of(layout, kBatch, m.num_nodes);
+    for (PlanStage& stage : plan.stages) {
+      const int first = stage.first_node, third = (stage.last_node - first) / 3;
+      stage.recompute = RecomputeMode::kSelective;
+      stage.recompute_runs = {{first, first + third, RecomputeMode::kFull},
+                              {first + third + 1, first + 2 * third, RecomputeMode::kNone}};
+    }
+    plan = plan_from_json(plan_to_json(plan));
+    EXPECT_EQ(plan.stages[0].recompute_runs.size(), 2u);
+    expect_equal_bits(none, run_plan(m.factory, plan, m.feeds), concat("pp=", pp));
+  }
+}
+
 TEST_P(PlanEquivalenceTest, DataRanksTrainAsOneDeviceWhateverTheirShares) {
   const Model m = model(DType::kFloat64, 0.5);
   const PlanRun one = run(m, {});
@@ -208,6 +227,27 @@ TEST_P(PlanEquivalenceTest, DataRanksThatSumInTheLastBackwardGiveTheSameBits) {
       layout.shares = shares;
       expect_equal_bits(one, run(m, layout), layout_string(layout));
     }
+  }
+}
+
+TEST_P(PlanEquivalenceTest, MicroBatchesOfADataRankHaveASizeOfTheirOwn) {
+  const Model m = model(DType::kFloat64, 0.5);
+  const PlanRun one = run(m, {});
+  for (const Layout& layout :
+       std::vector<Layout>{{.dp = 2, .shares = {2, 1}, .sizes = {4, 2}},
+                           {.dp = 2, .shares = {3, 1}, .sizes = {4, 3}},
+                           {.dp = 3, .shares = {5, 1, 6}, .sizes = {2, 1, 3}, .zero = 1},
+                           {.dp = 2, .shares = {2, 1}, .sizes = {4, 2}, .zero = 2},
+                           {.dp = 2, .shares = {2, 1}, .sizes = {4, 2}, .zero = 3},
+                           {.dp = 2, .tp = 2, .shares = {2, 1}, .sizes = {8, 2}},
+                           {.dp = 2, .pp = 2, .shares = {2, 1}, .sizes = {2, 1}},
+                           {.dp = 2,
+                           .pp = 2,
+                           .v = 2,
+                           .shares = {1, 2},
+                           .sizes = {1, 2},
+                           .schedule = ScheduleKind::kInterleaved}}) {
+    expect_close(one, run(m, layout), 1e-9, layout_string(layout));
   }
 }
 

@@ -11,6 +11,9 @@ std::string layout_string(const Layout& layout) {
   for (const double share : layout.shares) {
     shares += concat(shares.empty() ? " shares " : ",", share);
   }
+  for (const int64_t size : layout.sizes) {
+    shares += concat(" size ", size);
+  }
   return concat("dp=",
                 layout.dp,
                 " tp=",
@@ -50,7 +53,8 @@ Plan plan_of(const Layout& layout, int64_t batch, int num_nodes) {
   plan.shares =
       layout.exact ? make_exact_shares(
                          batch, layout.dp, layout.micro_batch, layout.shares, layout.logical_shards)
-                   : make_shares(batch, layout.dp, layout.micro_batch, layout.shares);
+      : layout.sizes.empty() ? make_shares(batch, layout.dp, layout.micro_batch, layout.shares)
+                             : make_sized_shares(batch, layout.sizes, layout.shares);
   plan.micro_batch_size = 0;
   for (const DataShare& share : plan.shares) {
     plan.micro_batch_size = std::max(plan.micro_batch_size, share.micro_batch_size);

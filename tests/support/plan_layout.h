@@ -12,6 +12,7 @@ struct Layout {
   int dp = 1, tp = 1, pp = 1, v = 1;
   int64_t micro_batch = 0;
   std::vector<double> shares = {};
+  std::vector<int64_t> sizes = {};  // of micro-batches, by data rank; empty: micro_batch
   ScheduleKind schedule = ScheduleKind::k1F1B;
   RecomputeMode recompute = RecomputeMode::kNone;
   int zero = 0;
