@@ -95,6 +95,14 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
   return {sizes.begin(), sizes.end()};
 }
 
+std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t samples) {
+  std::set<int64_t> sizes = {std::min(samples, request.largest_micro_batch)};
+  for (int64_t b = 1; b <= std::min(request.global_batch, request.largest_micro_batch); b *= 2) {
+    sizes.insert(b);
+  }
+  return {sizes.begin(), sizes.end()};
+}
+
 std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
                                                       const Degrees& degrees,
                                                       const PlanPins& pins) {

@@ -18,6 +18,9 @@ std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_block
 // Micro-batch sizes for `samples` per data rank.
 std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t samples);
 
+// The same where data ranks have sizes of their own: a fast one may take more than its even part.
+std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t samples);
+
 // Orders of devices along the ranks; the first is the plain one (empty). Several for mixed
 // clusters: types along the pipeline, fast first or slow first, or along the data ranks.
 std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,

@@ -1,9 +1,8 @@
 // Where a rank has one stage, cuts come from planner/stage_partition, exactly balanced within the
 // memory of each. Where it has several, balanced cuts are repaired until the fullest rank fits.
 // Both minimise the longest stage and not the step, which fills and drains the pipeline too: hence
-// the local search, in which only the replay decides. Shares are exact for given cuts: what a data
-// rank takes never falls with its micro-batches, so when the slowest rank can give one to no other,
-// no spread is faster. But cuts suit the devices that have work, and shares the cuts: hence the
+// the local search, in which only the replay decides. Shares are exact for given cuts
+// (planner/layout_shares). But cuts suit the devices that have work, and shares the cuts: hence the
 // search begins anew from shares that leave some kinds of data ranks idle, or, where they are few,
 // from all.
 #include "planner/layout_fit.h"
@@ -11,9 +10,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "planner/shares.h"
 #include "planner/stage_partition.h"
-#include "planner/step_memory.h"
 
 namespace trainrt {
 
@@ -27,8 +24,6 @@ constexpr double kRepairable = 0.2;
 
 // Where there are at most so many ways to cut, all are tried before a shape is given up.
 constexpr int64_t kFewCuts = 200;
-// Where there are at most so many ways to share, the search begins from each.
-constexpr int64_t kFewShares = 64;
 // Cuts that the local search looks at, whether they fit or not.
 constexpr int kMostLooks = 20000;
 
@@ -51,11 +46,13 @@ LayoutFit::LayoutFit(const StepRequest& request,
     layout_->num_micro_batches = counts;
   }
   for (int data_rank = 0; data_rank < (request.uniform ? 1 : layout->data); ++data_rank) {
-    std::vector<int> types;
+    Kind kind;
+    kind.micro_batch = layout->micro_batch_size(data_rank);
     for (int stage = 0; stage < layout->pipeline; ++stage) {
-      types.push_back(slowest_type(stage, data_rank));
+      kind.types.push_back(slowest_type(stage, data_rank));
     }
-    kinds_.push_back(std::move(types));
+    profiles_[kind.micro_batch] = &request.profile_of(data_rank);
+    kinds_.push_back(std::move(kind));
   }
 }
 
@@ -77,11 +74,15 @@ int LayoutFit::slowest_type(int stage, int data_rank) const {
   return slowest;
 }
 
-const std::vector<double>& LayoutFit::block_seconds(int device_type) {
-  std::vector<double>& seconds = block_seconds_[device_type];
+const std::vector<double>& LayoutFit::block_seconds(const Kind& kind,
+                                                    int stage,
+                                                    RecomputeMode mode) {
+  const int device_type = kind.types[static_cast<size_t>(stage)];
+  std::vector<double>& seconds = block_seconds_[{kind.micro_batch, device_type, mode}];
   if (seconds.empty()) {
-    const std::vector<StageTimes> classes = class_seconds(request_, device_type);
-    for (const int block : request_.profile->blocks) {
+    const ModelProfile& profile = *profiles_.at(kind.micro_batch);
+    const std::vector<StageTimes> classes = class_seconds(request_, profile, device_type, mode);
+    for (const int block : profile.blocks) {
       const StageTimes& own = classes[static_cast<size_t>(block)];
       seconds.push_back(own.forward + own.backward);
     }
@@ -89,7 +90,9 @@ const std::vector<double>& LayoutFit::block_seconds(int device_type) {
   return seconds;
 }
 
-int64_t LayoutFit::shortage() const {
+// Of the fullest rank, with what runs again chosen anew where that is open.
+int64_t LayoutFit::shortage() {
+  settle_recompute();
   const StageMemories memories(request_);
   int64_t most = std::numeric_limits<int64_t>::min();
   for (int stage = 0; stage < layout_->pipeline; ++stage) {
@@ -116,55 +119,6 @@ bool LayoutFit::start() {
   return cut() && shortage() <= 0;
 }
 
-// Micro-batches of each data rank by its pace; `caps`: most units of each.
-std::vector<int> LayoutFit::spread(const std::vector<double>& pace,
-                                   const std::vector<int>& caps) const {
-  std::vector<int> counts = spread_micro_batches(units_, pace, caps);
-  for (int& count : counts) {
-    count *= together_;
-  }
-  return counts;
-}
-
-// Seconds per micro-batch of a data rank with stages of these types, were all of them equally long.
-double LayoutFit::perfect_pace(const std::vector<int>& types) {
-  double speed = 0;
-  for (const int type : types) {
-    double whole = 0;
-    for (const double own : block_seconds(type)) {
-      whole += own;
-    }
-    speed += 1 / whole;
-  }
-  return 1 / speed;
-}
-
-// By pace: of the longest stage, once the stages are cut, else of perfect ones.
-void LayoutFit::share() {
-  if (fixed_) {
-    return;
-  }
-  if (request_.uniform) {
-    layout_->num_micro_batches = {(units_ + layout_->data - 1) / layout_->data * together_};
-    return;
-  }
-  const std::vector<int>& first = layout_->first_block;
-  const bool cut = first.size() == 1 || first.back() > 0;
-  std::vector<double> pace;
-  for (const std::vector<int>& types : kinds_) {
-    std::vector<double> stages(types.size(), 0);
-    for (size_t s = 0; s < first.size(); ++s) {
-      const std::vector<double>& seconds = block_seconds(types[s % types.size()]);
-      const size_t end = s + 1 < first.size() ? static_cast<size_t>(first[s + 1]) : seconds.size();
-      for (auto b = static_cast<size_t>(first[s]); cut && b < end; ++b) {
-        stages[s % types.size()] += seconds[b];
-      }
-    }
-    pace.push_back(cut ? *std::max_element(stages.begin(), stages.end()) : perfect_pace(types));
-  }
-  layout_->num_micro_batches = spread(pace, {});
-}
-
 bool LayoutFit::cut() {
   Layout& layout = *layout_;
   const auto stages = layout.first_block.size();
@@ -177,7 +131,8 @@ bool LayoutFit::cut() {
   }
   std::vector<std::vector<double>> seconds;
   for (size_t s = 0; s < stages; ++s) {
-    // The slowest type among the stage's data ranks sets its pace.
+    // The slowest type among the stage's data ranks sets its pace, or where these have sizes of
+    // their own the one with the most to do.
     const std::vector<double>* slowest = nullptr;
     double most = -1;
     for (size_t data_rank = 0; data_rank < kinds_.size(); ++data_rank) {
@@ -185,10 +140,13 @@ bool LayoutFit::cut() {
         continue;
       }
       const std::vector<double>& own =
-          block_seconds(kinds_[data_rank][s % static_cast<size_t>(layout.pipeline)]);
+          block_seconds(kinds_[data_rank], static_cast<int>(s) % layout.pipeline);
       double sum = 0;
       for (const double block : own) {
         sum += block;
+      }
+      if (!layout.micro_batch_sizes.empty()) {
+        sum *= layout.micro_batches(static_cast<int>(data_rank));
       }
       if (sum > most) {
         most = sum;
@@ -197,26 +155,52 @@ bool LayoutFit::cut() {
     }
     seconds.push_back(*slowest);
   }
+  const std::vector<int> cuts = cuts_that_balance(seconds);
+  if (!layout.recompute_as_needed) {
+    return cut_within_memory(seconds, cuts);
+  }
+  layout.block_recompute.clear();
+  layout.first_block = cuts;
+  if (shortage() <= 0 || cut_with_recompute(seconds)) {
+    return true;
+  }
+  layout.first_block = cuts;
+  settle_recompute();
+  return false;
+}
+
+std::vector<int> LayoutFit::cuts_that_balance(const std::vector<std::vector<double>>& seconds) {
+  if (!request_.uniform) {
+    return balanced_cuts(seconds);
+  }
+  std::vector<int>& cuts = (*balanced_)[{request_.profile, layout_->recompute, seconds.size()}];
+  cuts = cuts.empty() ? balanced_cuts(seconds) : cuts;
+  return cuts;
+}
+
+// The same such that every stage fits, where a rank has one; empty when there are none.
+std::vector<int> LayoutFit::cuts_that_fit(const std::vector<std::vector<double>>& seconds) {
+  const StageMemories memories(request_);
+  return balanced_cuts(seconds, [&](int stage, int first, int end) {
+    const auto s = static_cast<size_t>(stage);
+    layout_->first_block[s] = first;
+    if (s + 1 < seconds.size()) {
+      layout_->first_block[s + 1] = end;
+    }
+    return memories.of(stage).fits();
+  });
+}
+
+// From cuts that balance; these are left where none fit.
+bool LayoutFit::cut_within_memory(const std::vector<std::vector<double>>& seconds,
+                                  const std::vector<int>& balanced) {
+  Layout& layout = *layout_;
   if (layout.virtual_stages == 1) {
-    const StageMemories memories(request_);
-    const std::vector<int> cuts = balanced_cuts(seconds, [&](int stage, int first, int end) {
-      const auto s = static_cast<size_t>(stage);
-      layout.first_block[s] = first;
-      if (s + 1 < stages) {
-        layout.first_block[s + 1] = end;
-      }
-      return memories.of(stage).fits();
-    });
-    layout.first_block = cuts.empty() ? balanced_cuts(seconds) : cuts;
+    const std::vector<int> cuts = cuts_that_fit(seconds);
+    layout.first_block = cuts.empty() ? balanced : cuts;
     return !cuts.empty();
   }
-  if (request_.uniform) {
-    std::vector<int>& cuts = (*balanced_)[{request_.profile, layout.recompute, stages}];
-    cuts = cuts.empty() ? balanced_cuts(seconds) : cuts;
-    layout.first_block = cuts;
-  } else {
-    layout.first_block = balanced_cuts(seconds);
-  }
+  layout.first_block = balanced;
   if (repair()) {
     return true;
   }
@@ -308,67 +292,13 @@ double LayoutFit::cut_seconds(double give_up) {
   if (is_new && shortage() > 0) {
     tried.seconds = 1e300;
   } else if (is_new || (tried.bound && tried.seconds < give_up)) {
+    settle_recompute();
     tried.seconds = seconds(give_up);
     tried.bound = tried.seconds >= give_up;
   } else if (tried.seconds < 1e300) {
     ++num_replays_;  // the budget bounds what is looked at, new or not
   }
   return tried.seconds;
-}
-
-double LayoutFit::rank_seconds(int data_rank, int micro_batches) {
-  if (micro_batches == 0) {
-    return 0;
-  }
-  const auto key = std::make_pair(kinds_[static_cast<size_t>(data_rank)], micro_batches);
-  const auto found = known_.find(key);
-  if (found != known_.end()) {
-    return found->second;
-  }
-  int& count = layout_->num_micro_batches[static_cast<size_t>(data_rank)];
-  const int present = count;
-  count = micro_batches;
-  const double own = pipeline_seconds(request_, data_rank);
-  count = present;
-  ++num_replays_;
-  return known_.emplace(key, own).first->second;
-}
-
-bool LayoutFit::improve_shares() {
-  if (fixed_ || request_.uniform || layout_->data == 1) {
-    return false;
-  }
-  known_.clear();
-  bool changed = false;
-  std::vector<int>& counts = layout_->num_micro_batches;
-  while (true) {
-    const auto n = static_cast<int>(counts.size());
-    const auto count = [&](int r) { return counts[static_cast<size_t>(r)]; };
-    int slowest = 0, taker = -1;
-    for (int r = 1; r < n; ++r) {
-      if (rank_seconds(r, count(r)) > rank_seconds(slowest, count(slowest))) {
-        slowest = r;
-      }
-    }
-    for (int r = 0; r < n; ++r) {
-      if (r != slowest && (taker < 0 || rank_seconds(r, count(r) + together_) <
-                                            rank_seconds(taker, count(taker) + together_))) {
-        taker = r;
-      }
-    }
-    if (rank_seconds(taker, count(taker) + together_) >=
-        kFaster * rank_seconds(slowest, count(slowest))) {
-      return changed;
-    }
-    counts[static_cast<size_t>(slowest)] -= together_;
-    counts[static_cast<size_t>(taker)] += together_;
-    if (shortage() > 0) {
-      counts[static_cast<size_t>(slowest)] += together_;
-      counts[static_cast<size_t>(taker)] -= together_;
-      return changed;
-    }
-    changed = true;
-  }
 }
 
 bool LayoutFit::try_cuts(const std::vector<std::pair<int, int>>& moves, double* best) {
@@ -496,64 +426,11 @@ bool LayoutFit::improve_cuts(int budget) {
   return changed;
 }
 
-// Shares to begin from beside the present ones, those with the least work for the busiest first.
-std::vector<std::vector<int>> LayoutFit::other_shares() {
-  std::vector<std::vector<int>> starts;
-  if (fixed_ || request_.uniform || layout_->data == 1) {
-    return starts;
-  }
-  const size_t n = kinds_.size();
-  int64_t ways = 1;
-  for (size_t r = 1; r < n && ways <= kFewShares; ++r) {
-    ways = ways * (units_ + static_cast<int64_t>(r)) / static_cast<int64_t>(r);
-  }
-  if (ways <= kFewShares) {
-    std::vector<int> counts(n, 0);
-    const std::function<void(size_t, int)> extend = [&](size_t r, int left) {
-      if (r + 1 == n) {
-        counts[r] = left * together_;
-        starts.push_back(counts);
-        return;
-      }
-      for (int own = 0; own <= left; ++own) {
-        counts[r] = own * together_;
-        extend(r + 1, left - own);
-      }
-    };
-    extend(0, units_);
-    return starts;
-  }
-  // Each set of kinds that some data rank is not of.
-  std::vector<std::vector<int>> kinds = kinds_;
-  std::sort(kinds.begin(), kinds.end());
-  kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
-  constexpr size_t kMostKinds = 4;
-  for (size_t set = 1; kinds.size() <= kMostKinds && set + 1 < size_t{1} << kinds.size(); ++set) {
-    std::vector<double> pace;
-    std::vector<int> caps;
-    for (const std::vector<int>& kind : kinds_) {
-      const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
-      pace.push_back(perfect_pace(kind));
-      caps.push_back((set >> at & 1) != 0 ? units_ : 0);
-    }
-    starts.push_back(spread(pace, caps));
-  }
-  return starts;
-}
-
-// No cuts let the step with these shares take less.
-double LayoutFit::least_seconds(const std::vector<int>& counts) {
-  double least = 0;
-  for (size_t r = 0; r < counts.size(); ++r) {
-    least = std::max(least, counts[r] * perfect_pace(kinds_[r]));
-  }
-  return least;
-}
-
 void LayoutFit::climb(int budget) {
   for (bool again = true; again && !spent(budget);) {
     again = improve_shares();
     again = improve_cuts(budget) || again;
+    settle_recompute();  // of cuts that were looked at on the way, the best are back
   }
 }
 

@@ -298,12 +298,12 @@ std::string plan_words(const Candidate& c) {
   if (text.empty()) {
     say("one device");
   }
-  say(concat("micro-batches of ", l.micro_batch));
+  say(concat("micro-batches of ", micro_batch_text(l)));
   if (l.zero_stage > 0) {
     say(concat("ZeRO ", l.zero_stage));
   }
-  if (l.recompute != RecomputeMode::kNone) {
-    say(concat(recompute_name(l.recompute), " recompute"));
+  if (recompute_text(l) != "none") {
+    say(concat("recompute ", recompute_text(l)));
   }
   return text;
 }

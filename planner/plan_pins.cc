@@ -158,17 +158,22 @@ class Pinner {
     RecomputeMode least = RecomputeMode::kFull;
     for (const PlanStage& stage : stages) {
       least = std::min(least, stage.recompute);
-      TRAINRT_REQUIRE(!pins_->recompute.has_value() || *pins_->recompute == stage.recompute,
-                      kInvalidArgument,
-                      "--recompute ",
-                      recompute_name(pins_->recompute.value_or(RecomputeMode::kNone)),
-                      " contradicts ",
-                      where_,
-                      ", where stage ",
-                      stage.virtual_stage,
-                      " has ",
-                      recompute_name(stage.recompute),
-                      "; leave out one of them");
+      for (const RecomputeRun& run : stage.recompute_runs) {
+        least = std::min(least, run.mode);
+      }
+      TRAINRT_REQUIRE(
+          !pins_->recompute.has_value() ||
+              (*pins_->recompute == stage.recompute && stage.recompute_runs.empty()),
+          kInvalidArgument,
+          "--recompute ",
+          recompute_name(pins_->recompute.value_or(RecomputeMode::kNone)),
+          " contradicts ",
+          where_,
+          ", where stage ",
+          stage.virtual_stage,
+          " has ",
+          stage.recompute_runs.empty() ? recompute_name(stage.recompute) : "several kinds of it",
+          "; leave out one of them");
     }
     pins_->stage_recompute = stated_.count("stages.recompute") != 0;
     if (pins_->stage_recompute) {
@@ -494,14 +499,22 @@ void check_model_pins(const PlanPins& pins, const Graph& graph, int num_nodes) {
   }
 }
 
-std::vector<RecomputeMode> pinned_recompute(const PlanPins& pins) {
+std::vector<RecomputeMode> pinned_recompute(const PlanPins& pins,
+                                            const std::vector<int>& last_source) {
   std::vector<RecomputeMode> modes;
-  for (const PlanStage& stage : pins.stages) {
-    if (pins.stage_recompute) {
-      modes.push_back(stage.recompute);
-    }
+  if (!pins.stage_recompute || pins.stages.empty()) {
+    return modes;
   }
-  return modes;
+  size_t stage = 0;
+  for (const int last : last_source) {
+    while (stage + 1 < pins.stages.size() && last >= pins.stages[stage + 1].first_node) {
+      ++stage;
+    }
+    modes.push_back(pins.stages[stage].recompute_of(last));
+  }
+  const bool alike = std::all_of(
+      modes.begin(), modes.end(), [&](RecomputeMode mode) { return mode == pins.recompute; });
+  return alike ? std::vector<RecomputeMode>{} : modes;
 }
 
 std::vector<int> pinned_cuts(const PlanPins& pins, const std::vector<int>& last_source) {
@@ -540,9 +553,9 @@ void take_shares(const std::vector<DataShare>& shares, const PlanPins& pins, Lay
   for (int d = 0; d < plan.data_parallel; ++d) {
     std::vector<double>& scales = layout->micro_batch_scales.emplace_back();
     for (const MicroBatchCut& cut : cut_micro_batches(plan, d)) {
-      scales.push_back(static_cast<double>(cut.num_samples) /
-                       static_cast<double>(layout->micro_batch));
-      full = full && cut.num_samples == layout->micro_batch;
+      const int64_t size = layout->micro_batch_size(d);
+      scales.push_back(static_cast<double>(cut.num_samples) / static_cast<double>(size));
+      full = full && cut.num_samples == size;
     }
     layout->num_micro_batches.push_back(static_cast<int>(scales.size()));
   }

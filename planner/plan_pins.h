@@ -59,10 +59,11 @@ void pin_plan(const Plan& plan,
 // what cannot be cut. `num_nodes`: of the imported graph, as far as known.
 void check_model_pins(const PlanPins& pins, const Graph& graph, int num_nodes);
 
-// What a plan's stages and shares make of a layout: recomputation by virtual stage (empty where it
-// is open), the first block of every virtual stage, micro-batches by data rank, cut as the pinned
-// reduction wants them.
-std::vector<RecomputeMode> pinned_recompute(const PlanPins& pins);
+// What a plan's stages and shares make of a layout: recomputation by block (empty where it is open,
+// or the same everywhere), the first block of every virtual stage, micro-batches by data rank, cut
+// as the pinned reduction wants them.
+std::vector<RecomputeMode> pinned_recompute(const PlanPins& pins,
+                                            const std::vector<int>& last_source);
 std::vector<int> pinned_cuts(const PlanPins& pins, const std::vector<int>& last_source);
 void take_shares(const std::vector<DataShare>& shares, const PlanPins& pins, Layout* layout);
 

@@ -76,15 +76,19 @@ Json ranks_array(const PlanRequest& request, const PlanResult& result) {
 
 // An alternative's plan in short: what tells it from the chosen one.
 Json short_plan(const Layout& layout) {
-  return {{"data_parallel", layout.data},
-          {"tensor_parallel", layout.tensor},
-          {"pipeline_parallel", layout.pipeline},
-          {"virtual_stages", layout.virtual_stages},
-          {"schedule", schedule_name(layout.schedule)},
-          {"micro_batch_size", layout.micro_batch},
-          {"zero_stage", layout.zero_stage},
-          {"sequence_parallel", layout.sequence_parallel},
-          {"recompute", recompute_name(layout.recompute)}};
+  Json plan = {{"data_parallel", layout.data},
+               {"tensor_parallel", layout.tensor},
+               {"pipeline_parallel", layout.pipeline},
+               {"virtual_stages", layout.virtual_stages},
+               {"schedule", schedule_name(layout.schedule)},
+               {"micro_batch_size", layout.micro_batch},
+               {"zero_stage", layout.zero_stage},
+               {"sequence_parallel", layout.sequence_parallel},
+               {"recompute", recompute_text(layout)}};
+  if (!layout.micro_batch_sizes.empty()) {
+    plan["micro_batch_sizes"] = layout.micro_batch_sizes;  // by data rank
+  }
+  return plan;
 }
 
 // As the search would find it after a change.

@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "graph/base/error.h"
-#include "parallel/micro_batches.h"
 #include "planner/layout_fit.h"
 #include "planner/step_memory.h"
 
@@ -165,33 +164,35 @@ void PlanSearch::add_degrees(int degrees) {
     for (const int64_t b : candidate_micro_batches(request_, samples)) {
       const int index = profile_of(b, d, sp);
       for (size_t order = 0; index >= 0 && order < orders_.back().size(); ++order) {
-        add_shapes(degrees, static_cast<int>(order), index);
+        add_shapes(degrees, static_cast<int>(order), index, pinned_mix(d, sp, index));
       }
     }
+    add_mixes(degrees, sp);
   }
 }
 
-void PlanSearch::add_shapes(int degrees, int order, int profile_index) {
+void PlanSearch::add_shapes(int degrees, int order, int profile_index, int mix) {
   const Degrees& d = degrees_[static_cast<size_t>(degrees)];
   Shape shape;
   shape.degrees = degrees;
   shape.order = order;
   shape.profile = profile_index;
-  Candidate candidate;
-  candidate.profile = profile_index;
-  candidate.layout = layout_of(shape);
+  shape.mix = mix;
+  Candidate candidate = candidate_of(shape);
   Layout& layout = candidate.layout;
   const StepRequest request = step_request(candidate);
-  const int total = least_micro_batches(layout.micro_batch);
+  const int total =
+      mix < 0 ? least_micro_batches(layout.micro_batch) : static_cast<int>(request_.global_batch);
   const std::vector<int> counts = least_counts(layout);
   const double price = hourly_price(layout);
-  for (const RecomputeMode recompute : recomputes()) {
+  for (const auto& [recompute, as_needed] : recomputes()) {
     for (const auto& [v, kind] : schedules(d, profile(profile_index).num_blocks())) {
       if (kind == ScheduleKind::k2BW && total / d.data < d.pipeline) {
         continue;
       }
       for (const int zero : zero_stages(d)) {
         layout.recompute = shape.recompute = recompute;
+        layout.recompute_as_needed = shape.as_needed = as_needed;
         layout.virtual_stages = shape.virtual_stages = v;
         layout.schedule = shape.schedule = kind;
         layout.zero_stage = shape.zero_stage = zero;
@@ -242,11 +243,17 @@ std::vector<std::pair<int, ScheduleKind>> PlanSearch::schedules(const Degrees& d
   return found;
 }
 
-std::vector<RecomputeMode> PlanSearch::recomputes() const {
+// Blocks run again where the memory demands it, and nowhere else: unless that is what counts.
+std::vector<std::pair<RecomputeMode, bool>> PlanSearch::recomputes() const {
   if (request_.pins.recompute.has_value()) {
-    return {*request_.pins.recompute};
+    return {{*request_.pins.recompute, false}};
   }
-  return {RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull};
+  if (request_.objective == Objective::kMemory) {
+    return {{RecomputeMode::kNone, false},
+            {RecomputeMode::kSelective, false},
+            {RecomputeMode::kFull, false}};
+  }
+  return {{RecomputeMode::kNone, false}, {RecomputeMode::kNone, true}};
 }
 
 // Stage 3 gathers weights for every micro-batch of every stage: offered without a pipeline.
@@ -270,7 +277,9 @@ Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
   layout.schedule = shape.schedule;
   layout.zero_stage = shape.zero_stage;
   layout.recompute = shape.recompute;
-  layout.stage_recompute = pinned_recompute(request_.pins);
+  layout.recompute_as_needed = shape.as_needed;
+  layout.block_recompute =
+      pinned_recompute(request_.pins, profiles_[static_cast<size_t>(shape.profile)]->last_source);
   layout.sequence_parallel = model.sequence_parallel;
   layout.offload_optimizer = request_.pins.offload_optimizer;
   layout.sync_batch_norm = request_.pins.sync_batch_norm;
@@ -279,6 +288,10 @@ Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
         exact_sums(request_.global_batch, d.data, model.micro_batch, request_.pins.logical_shards);
   }
   layout.micro_batch = model.micro_batch;
+  for (const int own :
+       shape.mix < 0 ? std::vector<int>{} : mixes_[static_cast<size_t>(shape.mix)]) {
+    layout.micro_batch_sizes.push_back(profile(own).micro_batch);
+  }
   if (place) {
     layout.devices = orders_[static_cast<size_t>(shape.degrees)][static_cast<size_t>(shape.order)];
     layout.device_order = shape.order;
@@ -291,9 +304,22 @@ Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
   return layout;
 }
 
+Candidate PlanSearch::candidate_of(const Shape& shape, bool place) const {
+  Candidate candidate;
+  candidate.profile = shape.profile;
+  if (shape.mix >= 0) {
+    candidate.rank_profiles = mixes_[static_cast<size_t>(shape.mix)];
+  }
+  candidate.layout = layout_of(shape, place);
+  return candidate;
+}
+
 StepRequest PlanSearch::step_request(const Candidate& candidate, Caches* caches) const {
   StepRequest step;
   step.profile = &profile(candidate.profile);
+  for (const int own : candidate.rank_profiles) {
+    step.rank_profiles.push_back(&profile(own));
+  }
   step.topology = &request_.topology;
   step.engine = &engine_;
   step.precision = request_.precision;
@@ -304,80 +330,15 @@ StepRequest PlanSearch::step_request(const Candidate& candidate, Caches* caches)
   return step;
 }
 
-int PlanSearch::num_logical_shards() const {
-  return static_cast<int>(std::min(request_.pins.logical_shards, request_.global_batch));
-}
-
-// An exact reduction keeps those of a logical shard together.
-int PlanSearch::micro_batches_together(int64_t micro_batch) const {
-  if (!request_.pins.exact_reduction) {
-    return 1;
-  }
-  const int64_t shards = num_logical_shards();
-  const int64_t largest = (request_.global_batch + shards - 1) / shards;
-  return static_cast<int>((largest + micro_batch - 1) / micro_batch);
-}
-
-int PlanSearch::num_micro_batches(int64_t micro_batch) const {
-  return request_.pins.exact_reduction
-             ? num_logical_shards() * micro_batches_together(micro_batch)
-             : static_cast<int>((request_.global_batch + micro_batch - 1) / micro_batch);
-}
-
-// Full ones, of which a step takes no more time than of what there is.
-int PlanSearch::least_micro_batches(int64_t micro_batch) const {
-  return request_.pins.exact_reduction
-             ? static_cast<int>(std::max<int64_t>(1, request_.global_batch / micro_batch))
-             : num_micro_batches(micro_batch);
-}
-
-std::vector<DataShare> PlanSearch::shares_by(const std::vector<double>& weights,
-                                             const Layout& layout) const {
-  return request_.pins.exact_reduction
-             ? make_exact_shares(request_.global_batch,
-                                 layout.data,
-                                 layout.micro_batch,
-                                 weights,
-                                 request_.pins.logical_shards)
-             : make_shares(request_.global_batch, layout.data, layout.micro_batch, weights);
-}
-
-// Micro-batches of each data rank where the shares are pinned; else empty.
-std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
-  std::vector<int> counts;
-  for (const DataShare& share : request_.pins.data_shares) {
-    counts.push_back(static_cast<int>(share.num_micro_batches));
-  }
-  if (!request_.pins.shares.empty()) {
-    for (const DataShare& share : shares_by(request_.pins.shares, layout)) {
-      counts.push_back(static_cast<int>(share.num_micro_batches));
-    }
-  }
-  return counts;
-}
-
-// The same in whole micro-batches, of which a step takes no more time than of what is there.
-std::vector<int> PlanSearch::least_counts(const Layout& layout) const {
-  const bool exact = request_.pins.exact_reduction;
-  if (request_.pins.data_shares.empty() && !(exact && !request_.pins.shares.empty())) {
-    return fixed_counts(layout);
-  }
-  std::vector<int> counts;
-  for (const DataShare& share : request_.pins.data_shares.empty()
-                                    ? shares_by(request_.pins.shares, layout)
-                                    : request_.pins.data_shares) {
-    counts.push_back(static_cast<int>(share.num_samples / layout.micro_batch));
-  }
-  return counts;
-}
-
 // For a candidate whose layout is to be fitted, as far as the pins leave it open.
 LayoutFit PlanSearch::layout_fit(const StepRequest& request,
                                  Candidate* candidate,
                                  Caches* caches) const {
   Layout& layout = candidate->layout;
   LayoutFit fit(request,
-                {num_micro_batches(layout.micro_batch), micro_batches_together(layout.micro_batch)},
+                {layout.micro_batch_sizes.empty() ? num_micro_batches(layout.micro_batch)
+                                                  : static_cast<int>(request_.global_batch),
+                 micro_batches_together(layout.micro_batch)},
                 fixed_counts(layout),
                 &caches->cuts,
                 &layout);
@@ -389,25 +350,6 @@ LayoutFit PlanSearch::layout_fit(const StepRequest& request,
                              profiles_[static_cast<size_t>(candidate->profile)]->last_source));
   }
   return fit;
-}
-
-void PlanSearch::write_shares(Candidate* candidate) const {
-  Layout& layout = candidate->layout;
-  if (!candidate->shares.empty()) {
-    return;
-  }
-  if (!request_.pins.data_shares.empty()) {
-    candidate->shares = request_.pins.data_shares;
-    return;
-  }
-  std::vector<double> weights = request_.pins.shares;
-  if (weights.empty() && layout.num_micro_batches.size() > 1) {
-    weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
-  }
-  candidate->shares = shares_by(weights, layout);
-  if (request_.pins.exact_reduction) {  // logical shards may differ by a sample
-    take_shares(candidate->shares, request_.pins, &layout);
-  }
 }
 
 // The candidate that is least short of memory explains an infeasible request.
@@ -475,6 +417,8 @@ void PlanSearch::explore() {
     Visit& visited = visits_.at(next);
     if (visited.too_large) {
       too_large_shapes_.push_back(next);
+    } else if (visited.redundant) {
+      continue;
     } else if (visited.fits) {
       least = std::min(least, shape.bound_seconds);
       take(&visited);
@@ -577,7 +521,7 @@ void PlanSearch::decide() {
   write_shares(&result_.chosen);
   StepRequest again = step_request(result_.chosen);
   again.keep_timeline = result_.feasible;
-  again.memory_error = 1;
+  again.memory_error = {1, 1, 1};
   result_.chosen.prediction = predict_step(again);
   if (!result_.chosen.rank_memory.empty()) {
     result_.chosen.prediction.stages =

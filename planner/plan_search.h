@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -49,9 +50,11 @@ class PlanSearch {
     int degrees = 0;  // indices
     int order = 0;
     int profile = 0;
+    int mix = -1;  // of micro-batch sizes; -1: all data ranks have the profile's
     int virtual_stages = 1;
     ScheduleKind schedule = ScheduleKind::k1F1B;
     RecomputeMode recompute = RecomputeMode::kNone;
+    bool as_needed = false;  // blocks run again where the memory demands it
     int zero_stage = 0;
     double bound_seconds = 0;
     double bound = 0;  // of the objective's value
@@ -69,12 +72,21 @@ class PlanSearch {
 
   // The space.
   void add_degrees(int degrees);
-  void add_shapes(int degrees, int order, int profile_index);
+  void add_shapes(int degrees, int order, int profile_index, int mix);
+  void add_mixes(int degrees, bool sequence_parallel);
+  std::optional<int> mixed_profile(int64_t micro_batch,
+                                   const Degrees& d,
+                                   bool sequence_parallel,
+                                   int like);
+  int pinned_mix(const Degrees& d, bool sequence_parallel, int like);
+  // Data ranks by what they run on: of one number, alike.
+  std::vector<int> kinds_of_data_ranks(int degrees, int order) const;
   std::vector<std::pair<int, ScheduleKind>> schedules(const Degrees& d, int blocks) const;
-  std::vector<RecomputeMode> recomputes() const;
+  std::vector<std::pair<RecomputeMode, bool>> recomputes() const;  // and whether as needed
   std::vector<int> zero_stages(const Degrees& d) const;
   // `place`: with the devices.
   Layout layout_of(const Shape& shape, bool place = true) const;
+  Candidate candidate_of(const Shape& shape, bool place = true) const;
 
   // One point.
   using Caches = SearchCaches;
@@ -95,7 +107,7 @@ class PlanSearch {
   bool settle_memory(Candidate* candidate);
   const CostModel* cpu_cost(int device);
   void replay_programs_of(Candidate* candidate);
-  double memory_error(const Candidate& candidate) const;
+  std::array<double, 3> memory_error(const Candidate& candidate) const;
   bool fit(const Shape& shape, Candidate* candidate, Caches* caches) const;
   void write_shares(Candidate* candidate) const;
   bool proven_too_large(const Shape& shape, Caches* caches) const;
@@ -126,6 +138,7 @@ class PlanSearch {
   std::vector<std::shared_ptr<const GraphProfile>> profiles_;
   std::vector<Degrees> degrees_;
   std::vector<std::vector<std::vector<int>>> orders_;  // by degrees
+  std::vector<std::vector<int>> mixes_;                // profiles by data rank
   std::vector<Shape> shapes_;                          // by bound
   std::vector<size_t> too_large_shapes_;
 
@@ -140,16 +153,19 @@ class PlanSearch {
   // What is known of a shape; refitted when the estimate of its memory is corrected.
   struct Visit {
     bool too_large = false;  // whatever the cuts
+    bool redundant = false;  // nothing runs again: another shape's
     bool fits = false;
     bool replayed = false;
-    double memory_error = 0;  // that it is fitted with
+    std::array<double, 3> memory_error = {};  // that it is fitted with
     Candidate candidate;
   };
   std::map<size_t, Visit> visits_;
   std::set<size_t> banned_;  // shapes that cannot be carried out
-  // How many times the estimate programs need, by profile, recompute and ZeRO stage, where that is
-  // known to be more.
-  std::map<std::tuple<int, RecomputeMode, int>, double> memory_errors_;
+  // How many times the estimate programs need, by profiles and ZeRO stage and by recompute, where
+  // that is known to be more.
+  using MemoryKind = std::tuple<int, std::vector<int>, int>;
+  static MemoryKind memory_kind(const Candidate& candidate);
+  std::map<MemoryKind, std::array<double, 3>> memory_errors_;
   int64_t num_replayed_ = 0;
   PlanResult result_;
 };

@@ -47,6 +47,9 @@ std::string headline(const PlanRequest& request, const PlanResult& result) {
   const ErrorBand band = error_band_of(request, result);
   std::string text = concat("  plan         ", layout_text(c.layout), "\n");
   text += "  shares       " + shares_text(request, result) + "\n";
+  if (const std::string blocks = recomputed_blocks_text(c.layout); !blocks.empty()) {
+    text += "  run again    " + blocks + "\n";
+  }
   text += concat("  step         ",
                  number_text(c.prediction.seconds, "%.4g"),
                  " s  (",

@@ -10,8 +10,7 @@
 namespace trainrt {
 
 bool PlanSearch::fit(const Shape& shape, Candidate* candidate, Caches* caches) const {
-  candidate->profile = shape.profile;
-  candidate->layout = layout_of(shape);
+  *candidate = candidate_of(shape);
   candidate->least_seconds = shape.bound_seconds;
   const StepRequest request = step_request(*candidate, caches);
   LayoutFit fit = layout_fit(request, candidate, caches);
@@ -22,9 +21,7 @@ bool PlanSearch::fit(const Shape& shape, Candidate* candidate, Caches* caches) c
 
 // No cut of the shape fits, by the sums alone.
 bool PlanSearch::proven_too_large(const Shape& shape, Caches* caches) const {
-  Candidate candidate;
-  candidate.profile = shape.profile;
-  candidate.layout = layout_of(shape, /*place=*/!uniform_);
+  const Candidate candidate = candidate_of(shape, /*place=*/!uniform_);
   const Layout& layout = candidate.layout;
   const StepRequest request = step_request(candidate, caches);
   const int total = num_micro_batches(layout.micro_batch);
@@ -47,7 +44,9 @@ PlanSearch::Visit PlanSearch::visit(size_t shape, Caches* caches) const {
   visited.fits = fit(shapes_[shape], &visited.candidate, caches);
   visited.candidate.shape = shape;
   visited.memory_error = memory_error(visited.candidate);
-  if (visited.fits) {
+  visited.redundant =
+      visited.fits && shapes_[shape].as_needed && visited.candidate.layout.block_recompute.empty();
+  if (visited.fits && !visited.redundant) {
     StepRequest request = step_request(visited.candidate, caches);
     request.bound_only = true;
     visited.candidate.prediction = predict_step(request);
@@ -83,10 +82,13 @@ void PlanSearch::visit_from(size_t shape) {
   }
 }
 
-double PlanSearch::memory_error(const Candidate& candidate) const {
-  const auto found = memory_errors_.find(
-      {candidate.profile, candidate.layout.recompute, candidate.layout.zero_stage});
-  return found == memory_errors_.end() ? 1 : found->second;
+PlanSearch::MemoryKind PlanSearch::memory_kind(const Candidate& candidate) {
+  return {candidate.profile, candidate.rank_profiles, candidate.layout.zero_stage};
+}
+
+std::array<double, 3> PlanSearch::memory_error(const Candidate& candidate) const {
+  const auto found = memory_errors_.find(memory_kind(candidate));
+  return found == memory_errors_.end() ? std::array<double, 3>{1, 1, 1} : found->second;
 }
 
 bool PlanSearch::settle_memory(Candidate* candidate) {
@@ -153,12 +155,13 @@ bool PlanSearch::settle_memory(Candidate* candidate) {
                        static_cast<double>(estimate[worst].peak_bytes);
   // In steps that end: plans of one kind differ little, and each one's programs take their time.
   constexpr double kLeastStep = 1.002;
-  const double known = memory_error(*candidate);
+  std::array<double, 3> errors = memory_error(*candidate);
+  double& known = errors[static_cast<size_t>(strongest_recompute(layout, static_cast<int>(worst)))];
   if (error <= known) {
     banned_.insert(candidate->shape);
   } else {
-    memory_errors_[{candidate->profile, layout.recompute, layout.zero_stage}] =
-        std::max(error, kLeastStep * known);
+    known = std::max(error, kLeastStep * known);
+    memory_errors_[memory_kind(*candidate)] = errors;
   }
   return false;
 }

@@ -1,10 +1,40 @@
 #include "planner/planner.h"
 
+#include <algorithm>
+#include <array>
+
 #include "planner/plan_search.h"
 #include "planner/remedies.h"
 #include "planner/what_if.h"
 
 namespace trainrt {
+
+namespace {
+
+// Of a stage with blocks [begin, end): what most of its blocks have, and runs of the others.
+void write_recompute(const Layout& layout,
+                     const std::vector<int>& last_source,
+                     int begin,
+                     int end,
+                     PlanStage* stage) {
+  std::array<int, 3> blocks = {0, 0, 0};
+  for (int b = begin; b < end; ++b) {
+    ++blocks[static_cast<size_t>(layout.recompute_of(b))];
+  }
+  stage->recompute =
+      static_cast<RecomputeMode>(std::max_element(blocks.begin(), blocks.end()) - blocks.begin());
+  for (int b = begin, next = 0; b < end; b = next) {
+    next = layout.end_of_recompute(b, end);
+    if (layout.recompute_of(b) != stage->recompute) {
+      stage->recompute_runs.push_back(
+          {b == begin ? stage->first_node : last_source[static_cast<size_t>(b) - 1] + 1,
+           next == end ? stage->last_node : last_source[static_cast<size_t>(next) - 1],
+           layout.recompute_of(b)});
+    }
+  }
+}
+
+}  // namespace
 
 Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile& profile) {
   const Layout& layout = c.layout;
@@ -28,12 +58,18 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
         {rank, request.topology.host_of(device).name, request.topology.device(device).name});
   }
   plan.shares = c.shares;
+  if (!layout.micro_batch_sizes.empty()) {
+    plan.micro_batch_size = 0;
+    for (const DataShare& share : plan.shares) {
+      plan.micro_batch_size = std::max(plan.micro_batch_size, share.micro_batch_size);
+    }
+  }
   const PlanPins& pins = request.pins;
   plan.exact_reduction = pins.exact_reduction;
   plan.logical_shards = pins.logical_shards;
   plan.sync_batch_norm = pins.sync_batch_norm;
   const int stages = static_cast<int>(layout.first_block.size());
-  int first = 0;
+  int first = 0, begin = 0;  // node, block
   for (int s = 0; s < stages; ++s) {
     const int end = s + 1 < stages ? layout.first_block[static_cast<size_t>(s) + 1]
                                    : profile.profile.num_blocks();
@@ -42,13 +78,14 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
     stage.rank_stage = s % layout.pipeline;
     stage.first_node = first;
     stage.last_node = profile.last_source[static_cast<size_t>(end) - 1];
-    stage.recompute = layout.recompute_of(static_cast<size_t>(s));
     if (!pins.stages.empty()) {
       const PlanStage& pinned = pins.stages[static_cast<size_t>(s)];
       stage.first_node = pinned.first_node;
       stage.last_node = pinned.last_node;
       stage.recompute_nodes = pinned.recompute_nodes;
     }
+    write_recompute(layout, profile.last_source, begin, end, &stage);
+    begin = end;
     first = stage.last_node + 1;
     plan.stages.push_back(stage);
   }
@@ -58,9 +95,14 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
   for (const auto& [name, placement] : pins.placements) {
     plan.placements[name] = placement;
   }
+  const bool runs_again = layout.block_recompute.empty()
+                              ? layout.recompute == RecomputeMode::kFull
+                              : std::find(layout.block_recompute.begin(),
+                                          layout.block_recompute.end(),
+                                          RecomputeMode::kFull) != layout.block_recompute.end();
   for (const auto& [name, padded] : profile.padding) {
     plan.padding[name] = padded.multiple;
-    if (layout.recompute == RecomputeMode::kFull) {
+    if (runs_again) {
       plan.padding[name + "/recompute"] = padded.multiple;  // forward nodes run again
     }
   }

@@ -54,6 +54,7 @@ struct Candidate {
   double least_seconds = 0;             // no other cuts and shares take less
   std::vector<RankMemory> rank_memory;  // of the programs, by rank; empty: estimated by stage
   int profile = 0;                      // index into PlanResult::profiles
+  std::vector<int> rank_profiles;       // by data rank, where micro-batches differ in size
   size_t shape = 0;                     // of the search
   std::string rejected_because;
 

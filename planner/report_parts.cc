@@ -1,6 +1,7 @@
 #include "planner/report_parts.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <map>
@@ -35,23 +36,67 @@ std::string cluster_text(const Topology& topology) {
   return text;
 }
 
+std::string micro_batch_text(const Layout& l) {
+  std::string text;
+  std::vector<int64_t> sizes = l.micro_batch_sizes;
+  constexpr size_t kMostListed = 8;
+  if (sizes.size() > kMostListed) {  // their range
+    const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+    return concat(*least, " to ", *most);
+  }
+  for (const int64_t size : sizes) {
+    text += (text.empty() ? "" : ",") + std::to_string(size);
+  }
+  return text.empty() ? std::to_string(l.micro_batch) : text;
+}
+
+std::string recompute_text(const Layout& l) {
+  std::array<size_t, 3> blocks = {0, 0, 0};
+  for (const RecomputeMode mode : l.block_recompute) {
+    ++blocks[static_cast<size_t>(mode)];
+  }
+  std::string text;
+  for (const RecomputeMode mode : {RecomputeMode::kSelective, RecomputeMode::kFull}) {
+    const size_t own = blocks[static_cast<size_t>(mode)];
+    if (own > 0) {
+      text += concat(text.empty() ? "" : " and ", recompute_name(mode), " of ", own);
+    }
+  }
+  return text.empty() ? recompute_name(l.recompute)
+                      : concat(text, " of ", l.block_recompute.size(), " blocks");
+}
+
+std::string recomputed_blocks_text(const Layout& l) {
+  const auto end = static_cast<int>(l.block_recompute.size());
+  constexpr int kMostRuns = 6;
+  std::string text;
+  for (const RecomputeMode mode : {RecomputeMode::kSelective, RecomputeMode::kFull}) {
+    int runs = 0;
+    for (int b = 0, next = 0; b < end; b = next) {
+      next = l.end_of_recompute(b, end);
+      if (l.recompute_of(b) != mode || ++runs > kMostRuns + 1) {
+        continue;
+      }
+      text += runs > 1 ? ", " : concat(text.empty() ? "" : "; ", recompute_name(mode), " ");
+      text += runs > kMostRuns ? "..." : next - b == 1 ? concat(b) : concat(b, "-", next - 1);
+    }
+  }
+  return text.empty() ? "" : concat(text, ", of blocks 0-", end - 1);
+}
+
 std::string layout_text(const Layout& l) {
   std::string text = concat("dp ", l.data, "  tp ", l.tensor, "  pp ", l.pipeline);
   if (l.virtual_stages > 1) {
     text += concat(" x ", l.virtual_stages, " virtual");
   }
-  bool mixed = false;
-  for (const RecomputeMode mode : l.stage_recompute) {
-    mixed = mixed || mode != l.stage_recompute[0];
-  }
   text += concat("  ",
                  schedule_name(l.schedule),
                  "  micro-batch ",
-                 l.micro_batch,
+                 micro_batch_text(l),
                  "  zero ",
                  l.zero_stage,
                  "  recompute ",
-                 mixed ? "by stage" : recompute_name(l.recompute_of(0)));
+                 recompute_text(l));
   text += l.sequence_parallel ? "  sequence-parallel" : "";
   text += l.exact.exchanged > 0 ? "  exact reduction" : "";
   text += l.sync_batch_norm ? "  batch norm sync" : "";
@@ -67,9 +112,13 @@ std::string shares_text(const PlanRequest& request, const PlanResult& result) {
     return concat(
         shares[0].num_samples, " samples each, ", shares[0].num_micro_batches, " micro-batches");
   }
+  const bool sizes = !result.chosen.layout.micro_batch_sizes.empty();
   std::string text;
   for (size_t i = 0; i < shares.size() && i < 16; ++i) {
     text += (i == 0 ? "" : ", ") + std::to_string(shares[i].num_samples);
+    if (sizes && shares[i].num_samples > 0) {
+      text += concat(" (", shares[i].num_micro_batches, " x ", shares[i].micro_batch_size, ")");
+    }
   }
   text += shares.size() > 16 ? ", ..." : "";
   const char* why = !request.pins.data_shares.empty() || !request.pins.shares.empty()

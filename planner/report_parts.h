@@ -13,6 +13,13 @@ namespace trainrt {
 std::string number_text(double value, const char* format = "%.3g");
 std::string gibibytes(double bytes);
 std::string cluster_text(const Topology& topology);  // "4 x RTX 4090, 4 x RTX 3090"
+// "4", or by data rank: "4, 4, 2".
+std::string micro_batch_text(const Layout& layout);
+// "none", or "full of 12 of 48 blocks".
+std::string recompute_text(const Layout& layout);
+// "full 0-11, 14; selective 20-23, of blocks 0-47"; empty where all blocks are
+// alike.
+std::string recomputed_blocks_text(const Layout& layout);
 std::string layout_text(const Layout& layout);
 // How the batch lies over the data ranks, and why unevenly.
 std::string shares_text(const PlanRequest& request, const PlanResult& result);

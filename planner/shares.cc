@@ -46,4 +46,70 @@ std::vector<int> spread_micro_batches(int total,
   return counts;
 }
 
+std::vector<int> cover_samples(int64_t samples,
+                               const std::vector<double>& seconds,
+                               const std::vector<int64_t>& sizes,
+                               const std::vector<int>& caps) {
+  const size_t n = seconds.size();
+  double rate = 0;  // samples per second
+  for (size_t i = 0; i < n; ++i) {
+    rate += static_cast<double>(sizes[i]) / seconds[i];
+  }
+  std::vector<int> counts(n, 0);
+  int64_t left = samples;
+  for (size_t i = 0; i < n; ++i) {
+    const int base = std::max(
+        0, static_cast<int>(std::floor(static_cast<double>(samples) / rate / seconds[i])) - 1);
+    counts[i] = caps.empty() ? base : std::min(base, caps[i]);
+    left -= counts[i] * sizes[i];
+  }
+  while (left > 0) {
+    size_t best = n;
+    double ends = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const double own = seconds[i] * (counts[i] + 1);
+      if ((caps.empty() || counts[i] < caps[i]) && (best == n || own <= ends * (1 + 1e-12))) {
+        best = i;
+        ends = own;
+      }
+    }
+    if (best == n) {
+      return {};
+    }
+    ++counts[best];
+    left -= sizes[best];
+  }
+  for (;;) {  // what those that came after an earlier one have made superfluous
+    size_t last = n;
+    for (size_t i = 0; i < n; ++i) {
+      if (counts[i] > 0 && left + sizes[i] <= 0 &&
+          (last == n || seconds[i] * counts[i] > seconds[last] * counts[last])) {
+        last = i;
+      }
+    }
+    if (last == n) {
+      return counts;
+    }
+    --counts[last];
+    left += sizes[last];
+  }
+}
+
+std::vector<int64_t> samples_of(int64_t samples,
+                                const std::vector<int>& counts,
+                                const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> result;
+  int64_t spare = -samples;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    result.push_back(counts[i] * sizes[i]);
+    spare += result.back();
+  }
+  for (size_t i = counts.size(); i-- > 0 && spare > 0;) {
+    const int64_t less = counts[i] > 0 ? std::min(spare, sizes[i] - 1) : 0;
+    result[i] -= less;
+    spare -= less;
+  }
+  return spare == 0 ? result : std::vector<int64_t>{};
+}
+
 }  // namespace trainrt

@@ -1,6 +1,7 @@
 // How many micro-batches each data rank runs, when data ranks differ in speed.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 namespace trainrt {
@@ -11,5 +12,18 @@ namespace trainrt {
 std::vector<int> spread_micro_batches(int total,
                                       const std::vector<double>& seconds,
                                       const std::vector<int>& caps);
+
+// The same where the micro-batches of a rank have `sizes` samples: enough to hold `samples`, and
+// none that could be left out.
+std::vector<int> cover_samples(int64_t samples,
+                               const std::vector<double>& seconds,
+                               const std::vector<int64_t>& sizes,
+                               const std::vector<int>& caps);
+
+// Samples of each rank, whose micro-batches hold them all and of which each gets one at least:
+// the last ones of the later ranks are short. Empty where there are not that many.
+std::vector<int64_t> samples_of(int64_t samples,
+                                const std::vector<int>& counts,
+                                const std::vector<int64_t>& sizes);
 
 }  // namespace trainrt

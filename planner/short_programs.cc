@@ -165,7 +165,10 @@ class ShortPipeline {
       }
       std::vector<int>& key =
           keys.emplace_back(classes_.begin() + kind.first, classes_.begin() + kind.end);
-      key.push_back(static_cast<int>(plan_.stages[static_cast<size_t>(s)].recompute));
+      for (int b = kind.first; b < kind.end; ++b) {
+        key.push_back(static_cast<int>(plan_.stages[static_cast<size_t>(s)].recompute_of(
+            last_source_[static_cast<size_t>(b)])));
+      }
       key.push_back((s == 0 ? 1 : 0) + (s + 1 == num_stages() ? 2 : 0) + (kind.in_flight ? 4 : 0));
       stages.push_back(kind);
     }

@@ -16,6 +16,7 @@
 
 #include "planner/shares.h"
 #include "planner/stage_partition.h"
+#include "planner/step_memory.h"
 
 namespace trainrt {
 
@@ -53,26 +54,32 @@ double least_pipeline_seconds(const ModelSeconds& model,
   return std::max(bound, busiest);
 }
 
-StepBounds::Key StepBounds::key_of(const StepRequest& request, int device_type) {
+StepBounds::Key StepBounds::key_of(const StepRequest& request,
+                                   const ModelProfile& profile,
+                                   int device_type,
+                                   RecomputeMode mode) {
   const Layout& layout = *request.layout;
   std::array<int, 4> place = {0, 0, 0, 0};
   if (!request.uniform) {
     place = {layout.data, layout.tensor, layout.pipeline, layout.device_order};
   }
-  return {request.profile, device_type, layout.recompute, place};
+  return {&profile, device_type, mode, place};
 }
 
-const ModelSeconds& StepBounds::seconds(const StepRequest& request, int device_type) {
-  const Key key = key_of(request, device_type);
+const ModelSeconds& StepBounds::seconds(const StepRequest& request,
+                                        const ModelProfile& profile,
+                                        int device_type,
+                                        RecomputeMode mode) {
+  const Key key = key_of(request, profile, device_type, mode);
   const auto found = seconds_.find(key);
   if (found != seconds_.end()) {
     return found->second;
   }
-  const std::vector<StageTimes> classes = class_seconds(request, device_type);
+  const std::vector<StageTimes> classes = class_seconds(request, profile, device_type, mode);
   ModelSeconds model;
   model.count.assign(classes.size(), 0);
   model.least_forward = model.least_backward = 1e300;
-  for (const int block : request.profile->blocks) {
+  for (const int block : profile.blocks) {
     const StageTimes& own = classes[static_cast<size_t>(block)];
     const double both = own.forward + own.backward;
     model.forward += own.forward;
@@ -92,9 +99,10 @@ const ModelSeconds& StepBounds::seconds(const StepRequest& request, int device_t
 
 // Of the busiest rank for one micro-batch, at least: exact where a rank has one stage.
 double StepBounds::stage_bound(const StepRequest& request,
-                               const ModelSeconds& model,
+                               const ModelProfile& profile,
                                int device_type) {
   const Layout& layout = *request.layout;
+  const ModelSeconds& model = seconds(request, profile, device_type, layout.recompute);
   double bound = std::max(model.largest, model.total() / layout.pipeline);
   for (size_t c = 0; c < model.count.size(); ++c) {
     bound = std::max(
@@ -104,22 +112,23 @@ double StepBounds::stage_bound(const StepRequest& request,
   if (layout.virtual_stages > 1 || layout.pipeline == 1) {
     return layout.pipeline == 1 ? model.total() : bound;
   }
-  const auto key = std::make_pair(key_of(request, device_type), layout.pipeline);
+  const auto key =
+      std::make_pair(key_of(request, profile, device_type, layout.recompute), layout.pipeline);
   const auto found = largest_stage_.find(key);
   if (found != largest_stage_.end()) {
     return found->second;
   }
-  std::vector<double> seconds;
-  for (const int block : request.profile->blocks) {
-    seconds.push_back(model.of_class[static_cast<size_t>(block)]);
+  std::vector<double> of_block;
+  for (const int block : profile.blocks) {
+    of_block.push_back(model.of_class[static_cast<size_t>(block)]);
   }
-  const std::vector<int> cuts = balanced_cuts({static_cast<size_t>(layout.pipeline), seconds});
+  const std::vector<int> cuts = balanced_cuts({static_cast<size_t>(layout.pipeline), of_block});
   double largest = 0;
   for (size_t s = 0; s < cuts.size(); ++s) {
-    const size_t end = s + 1 < cuts.size() ? static_cast<size_t>(cuts[s + 1]) : seconds.size();
+    const size_t end = s + 1 < cuts.size() ? static_cast<size_t>(cuts[s + 1]) : of_block.size();
     double sum = 0;
     for (auto b = static_cast<size_t>(cuts[s]); b < end; ++b) {
-      sum += seconds[b];
+      sum += of_block[b];
     }
     largest = std::max(largest, sum);
   }
@@ -127,13 +136,29 @@ double StepBounds::stage_bound(const StepRequest& request,
   return largest_stage_.emplace(key, std::max(bound, largest * (1 - 1e-9))).first->second;
 }
 
+// That the memory demands where the recompute is open, on all ranks together.
+double StepBounds::seconds_again(const StepRequest& request, int total, int device_type) {
+  const Layout& layout = *request.layout;
+  if (!layout.recompute_as_needed || !layout.micro_batch_sizes.empty()) {
+    return 0;
+  }
+  std::array<std::vector<double>, 3> of_class;
+  for (size_t mode = 0; mode < of_class.size(); ++mode) {
+    of_class[mode] =
+        seconds(request, *request.profile, device_type, static_cast<RecomputeMode>(mode)).of_class;
+  }
+  return StageMemories(request).least_seconds_again((total + layout.data - 1) / layout.data,
+                                                    of_class);
+}
+
 double StepBounds::least_seconds(const StepRequest& request,
                                  int total,
                                  const std::vector<int>& counts) {
   const Layout& layout = *request.layout;
   const Topology& topology = *request.topology;
-  // Data ranks by the types of their stages: each group needs one bound.
-  std::map<std::vector<int>, std::vector<int>> alike;
+  // Data ranks by the size of their micro-batches and the types of their stages: each group needs
+  // one bound.
+  std::map<std::pair<int64_t, std::vector<int>>, std::vector<int>> alike;
   const int num_ranks = request.uniform && counts.empty() ? 1 : layout.data;
   for (int data_rank = 0; data_rank < num_ranks; ++data_rank) {
     std::vector<int> types;
@@ -149,38 +174,52 @@ double StepBounds::least_seconds(const StepRequest& request,
       }
       types.push_back(slowest);
     }
-    alike[types].push_back(data_rank);
+    alike[{layout.micro_batch_size(data_rank), types}].push_back(data_rank);
   }
   // Per micro-batch, and a whole pipeline's bound where its stages are of one type.
   std::vector<double> pace(static_cast<size_t>(num_ranks), 0);
   double window = 0, pipeline = 0;
+  double again = 0;  // of what runs again, for a micro-batch
   std::vector<int> spread = counts;
-  for (const auto& [types, ranks] : alike) {
+  for (const auto& [kind, ranks] : alike) {
+    const std::vector<int>& types = kind.second;
+    const ModelProfile& profile = request.profile_of(ranks[0]);
     double speed = 0;  // models per second, all stages together
     double longest = 0;
     for (const int type : types) {
-      const ModelSeconds& model = seconds(request, type);
-      speed += 1 / model.total();
-      longest = std::max(longest, model.backward);
+      speed += 1 / seconds(request, profile, type, layout.recompute).total();
+      // What a reduction may hide behind: no backward is longer.
+      const RecomputeMode most = layout.recompute_as_needed || !layout.block_recompute.empty()
+                                     ? RecomputeMode::kFull
+                                     : layout.recompute;
+      longest = std::max(longest, seconds(request, profile, type, most).backward);
     }
     const bool same = std::all_of(types.begin(), types.end(), [&](int t) { return t == types[0]; });
-    const double own =
-        same ? stage_bound(request, seconds(request, types[0]), types[0]) : 1 / speed;
+    double own = same ? stage_bound(request, profile, types[0]) : 1 / speed;
+    if (same && alike.size() == 1) {
+      again = seconds_again(request, total, types[0]);
+      own = std::max(own,
+                     (seconds(request, profile, types[0], layout.recompute).total() + again) /
+                         layout.pipeline);
+    }
     for (const int data_rank : ranks) {
       pace[static_cast<size_t>(data_rank)] = own;
     }
     window = std::max(window, longest / (same ? layout.pipeline : 1));
   }
   if (spread.empty()) {
-    spread = num_ranks == 1 ? std::vector<int>{(total + layout.data - 1) / layout.data}
-                            : spread_micro_batches(total, pace, {});
+    spread = !layout.micro_batch_sizes.empty()
+                 ? cover_samples(total, pace, layout.micro_batch_sizes, {})
+             : num_ranks == 1 ? std::vector<int>{(total + layout.data - 1) / layout.data}
+                              : spread_micro_batches(total, pace, {});
   }
   for (size_t r = 0; r < pace.size(); ++r) {
     pipeline = std::max(pipeline, spread[r] * pace[r]);
   }
   if (alike.size() == 1) {
-    const std::vector<int>& types = alike.begin()->first;
-    const ModelSeconds& model = seconds(request, types[0]);
+    const std::vector<int>& types = alike.begin()->first.second;
+    ModelSeconds model = seconds(request, *request.profile, types[0], layout.recompute);
+    model.backward += again;
     const int most = *std::max_element(spread.begin(), spread.end());
     if (std::all_of(types.begin(), types.end(), [&](int t) { return t == types[0]; })) {
       pipeline = std::max(

@@ -25,16 +25,24 @@ struct ModelSeconds {
 
 class StepBounds {
  public:
-  // For `total` micro-batches of request.layout's size in a step. `counts`: of each data rank,
-  // where they are fixed. request.layout's cuts and counts are not looked at.
+  // For `total` micro-batches of request.layout's size in a step, or where data ranks have sizes
+  // of their own, samples. `counts`: micro-batches of each data rank, where they are fixed.
+  // request.layout's cuts and counts are not looked at.
   double least_seconds(const StepRequest& request, int total, const std::vector<int>& counts);
 
  private:
   // Profile, device type, recompute, and where devices differ (d, t, p, order).
   using Key = std::tuple<const ModelProfile*, int, RecomputeMode, std::array<int, 4>>;
-  static Key key_of(const StepRequest& request, int device_type);
-  const ModelSeconds& seconds(const StepRequest& request, int device_type);
-  double stage_bound(const StepRequest& request, const ModelSeconds& model, int device_type);
+  static Key key_of(const StepRequest& request,
+                    const ModelProfile& profile,
+                    int device_type,
+                    RecomputeMode mode);
+  const ModelSeconds& seconds(const StepRequest& request,
+                              const ModelProfile& profile,
+                              int device_type,
+                              RecomputeMode mode);
+  double seconds_again(const StepRequest& request, int total, int device_type);
+  double stage_bound(const StepRequest& request, const ModelProfile& profile, int device_type);
 
   std::map<Key, ModelSeconds> seconds_;
   std::map<std::pair<Key, int>, double> largest_stage_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "graph/base/error.h"
@@ -22,6 +23,23 @@ double side_by_side(double compute, double communication, double slowdown) {
 }
 
 }  // namespace
+
+RecomputeMode strongest_recompute(const Layout& layout, int stage) {
+  if (layout.block_recompute.empty()) {
+    return layout.recompute;
+  }
+  RecomputeMode strongest = RecomputeMode::kNone;
+  const std::vector<int>& first = layout.first_block;
+  for (auto s = static_cast<size_t>(stage); s < first.size();
+       s += static_cast<size_t>(layout.pipeline)) {
+    const auto end =
+        s + 1 < first.size() ? first[s + 1] : static_cast<int>(layout.block_recompute.size());
+    for (int b = first[s]; b < end; ++b) {
+      strongest = std::max(strongest, layout.recompute_of(b));
+    }
+  }
+  return strongest;
+}
 
 bool StepPrediction::fits() const {
   return std::all_of(stages.begin(), stages.end(), [](const StageMemory& s) { return s.fits(); });
@@ -45,7 +63,9 @@ class StepPricer : private StepDevices {
         engine_(*request.engine),
         slowdown_(cost_model(type_index(0)).constants().overlap_slowdown) {}
 
-  std::vector<StageTimes> class_seconds(int device_type) {
+  std::vector<StageTimes> class_seconds(const ModelProfile& profile,
+                                        int device_type,
+                                        RecomputeMode mode) {
     // Of the tensor group that spans the fewest hosts.
     std::pair<int, int> place = {0, 0};
     if (layout_.tensor > 1 && !request_.uniform) {
@@ -58,10 +78,10 @@ class StepPricer : private StepDevices {
         }
       }
     }
-    const PricedProfile& prices = priced(device_type, place.first, place.second);
+    const PricedProfile& prices = priced(profile, device_type, place.first, place.second);
     std::vector<StageTimes> seconds;
-    for (size_t i = 0; i < profile_.classes.size(); ++i) {
-      seconds.push_back(prices.block(static_cast<int>(i), layout_.recompute).times);
+    for (size_t i = 0; i < profile.classes.size(); ++i) {
+      seconds.push_back(prices.block(static_cast<int>(i), mode).times);
     }
     return seconds;
   }
@@ -92,9 +112,11 @@ class StepPricer : private StepDevices {
     std::vector<Pipeline> pipelines;
     std::set<std::vector<int>> seen;  // data ranks alike are replayed once
     double bound = 0;
-    const bool alike = request_.uniform && layout_.num_micro_batches.size() == 1;
+    const bool alike = request_.uniform && layout_.num_micro_batches.size() == 1 &&
+                       layout_.micro_batch_sizes.empty();
     for (int data_rank = 0; data_rank < (alike ? 1 : layout_.data); ++data_rank) {
-      std::vector<int> key = {layout_.micro_batches(data_rank)};
+      std::vector<int> key = {layout_.micro_batches(data_rank),
+                              static_cast<int>(layout_.micro_batch_size(data_rank))};
       for (int stage = 0; stage < layout_.pipeline; ++stage) {
         key.push_back(slowest_type(stage, data_rank));
       }
@@ -149,15 +171,18 @@ class StepPricer : private StepDevices {
                   topology_.num_devices());
   }
 
-  const PricedProfile& priced(int type_index, int stage, int data_rank) {
+  const PricedProfile& priced(const ModelProfile& profile,
+                              int type_index,
+                              int stage,
+                              int data_rank) {
     const GroupLinks& links = tensor_links(stage, data_rank);
     auto& prices = request_.cache != nullptr ? request_.cache->profiles : own_prices_.profiles;
-    const auto key = std::make_tuple(&profile_, type_index, links.num_hosts);
+    const auto key = std::make_tuple(&profile, type_index, links.num_hosts);
     const auto found = prices.find(key);
     if (found != prices.end()) {
       return found->second;
     }
-    return prices.emplace(key, PricedProfile(profile_, cost_model(type_index), links, engine_))
+    return prices.emplace(key, PricedProfile(profile, cost_model(type_index), links, engine_))
         .first->second;
   }
 
@@ -192,6 +217,7 @@ class StepPricer : private StepDevices {
   void shard(const BlockClass& block,
              const GroupLinks& group,
              const std::string& architecture,
+             RecomputeMode mode,
              StageTimes* times,
              double* exposed) const {
     const int parts = engine_.gathers_per_block;
@@ -203,8 +229,7 @@ class StepPricer : private StepDevices {
             ? 0
             : in_parts(Collective::kAllGather, engine_.gather_bytes * block.parameters) +
                   parts * layout_.data * engine_.gather_call_seconds;
-    const double again =
-        engine_.regathers && layout_.recompute != RecomputeMode::kNone ? gather : 0;
+    const double again = engine_.regathers && mode != RecomputeMode::kNone ? gather : 0;
     const bool scatters = layout_.exact.exchanged == 0;  // else all at once, after the last
     const double reduce = again + (scatters ? in_parts(Collective::kReduceScatter,
                                                        engine_.reduce_bytes * block.parameters)
@@ -242,28 +267,32 @@ class StepPricer : private StepDevices {
   VirtualStage price_stage(size_t s, int data_rank) {
     const int stage = static_cast<int>(s) % layout_.pipeline;
     const int type_index = slowest_type(stage, data_rank);
-    const PricedProfile& prices = priced(type_index, stage, data_rank);
-    const RecomputeMode mode = layout_.recompute_of(s);
+    const ModelProfile& profile = request_.profile_of(data_rank);
+    const PricedProfile& prices = priced(profile, type_index, stage, data_rank);
     const bool sharded = layout_.data > 1 && (layout_.zero_stage == 3 || scatters_each());
     const bool synced = layout_.data > 1 && layout_.sync_batch_norm;
     VirtualStage result;
     if (!sharded && !synced) {
-      const PricedRun run = prices.run(layout_.first_block[s], last_block(s), mode);
-      result.times = run.times;
-      result.communication = run.communication;
+      for (int b = layout_.first_block[s], end = 0; b < last_block(s); b = end) {
+        end = layout_.end_of_recompute(b, last_block(s));
+        const PricedRun run = prices.run(b, end, layout_.recompute_of(b));
+        result.times.forward += run.times.forward;
+        result.times.backward += run.times.backward;
+        result.times.weight_grad += run.times.weight_grad;
+        result.communication += run.communication;
+      }
       return result;
     }
-    std::vector<int> count(profile_.classes.size(), 0);
+    std::map<std::pair<size_t, RecomputeMode>, int> counts;  // of blocks, by class
     for (int b = layout_.first_block[s]; b < last_block(s); ++b) {
-      ++count[static_cast<size_t>(profile_.blocks[static_cast<size_t>(b)])];
+      ++counts[{static_cast<size_t>(profile.blocks[static_cast<size_t>(b)]),
+                layout_.recompute_of(b)}];
     }
     const GroupLinks& group = data_links(stage);
     const std::string& architecture = topology_.types[static_cast<size_t>(type_index)].architecture;
-    for (size_t c = 0; c < count.size(); ++c) {
-      if (count[c] == 0) {
-        continue;
-      }
-      const BlockClass& block = profile_.classes[c];
+    for (const auto& [kind, count] : counts) {
+      const auto& [c, mode] = kind;
+      const BlockClass& block = profile.classes[c];
       const PricedRun& own = prices.block(static_cast<int>(c), mode);
       StageTimes times = own.times;
       double exposed = 0;
@@ -271,16 +300,16 @@ class StepPricer : private StepDevices {
         const StageTimes sums = statistics_seconds(block, group, architecture, mode);
         times.forward += sums.forward;
         times.backward += sums.backward;
-        result.statistics += count[c] * (sums.forward + sums.backward);
+        result.statistics += count * (sums.forward + sums.backward);
       }
       if (sharded) {
-        shard(block, group, architecture, &times, &exposed);
+        shard(block, group, architecture, mode, &times, &exposed);
       }
-      result.times.forward += count[c] * times.forward;
-      result.times.backward += count[c] * times.backward;
-      result.times.weight_grad += count[c] * times.weight_grad;
-      result.communication += count[c] * own.communication;
-      result.gather_exposed += count[c] * exposed;
+      result.times.forward += count * times.forward;
+      result.times.backward += count * times.backward;
+      result.times.weight_grad += count * times.weight_grad;
+      result.communication += count * own.communication;
+      result.gather_exposed += count * exposed;
     }
     return result;
   }
@@ -295,12 +324,13 @@ class StepPricer : private StepDevices {
     if (from == to) {
       return 0;
     }
-    const double whole = profile_.block(last_block(s) - 1).output_bytes;
+    const ModelProfile& profile = request_.profile_of(data_rank);
+    const double whole = profile.block(last_block(s) - 1).output_bytes;
     double bytes = whole;
     double gather = 0;
-    if (profile_.scattered_transfers) {
+    if (profile.scattered_transfers) {
       bytes /= layout_.tensor;
-      if (!profile_.sequence_parallel) {
+      if (!profile.sequence_parallel) {
         gather = collective_time(Collective::kAllGather,
                                  whole,
                                  tensor_links(to, data_rank),
@@ -504,8 +534,11 @@ class StepPricer : private StepDevices {
 
 }  // namespace
 
-std::vector<StageTimes> class_seconds(const StepRequest& request, int device_type) {
-  return StepPricer(request).class_seconds(device_type);
+std::vector<StageTimes> class_seconds(const StepRequest& request,
+                                      const ModelProfile& profile,
+                                      int device_type,
+                                      RecomputeMode mode) {
+  return StepPricer(request).class_seconds(profile, device_type, mode);
 }
 
 double least_seconds_after(const StepRequest& request, double parameters, double last_backward) {

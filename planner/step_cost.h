@@ -32,17 +32,20 @@ struct Layout {
   ScheduleKind schedule = ScheduleKind::k1F1B;
   int zero_stage = 0;
   RecomputeMode recompute = RecomputeMode::kNone;
+  bool recompute_as_needed = false;  // open by block, where memory demands it
   bool sequence_parallel = false;
   bool offload_optimizer = false;
   bool sync_batch_norm = false;
-  ExactSums exact;  // of gradients, where their reduction is
-  int64_t micro_batch = 1;
+  ExactSums exact;          // of gradients, where their reduction is
+  int64_t micro_batch = 1;  // the largest
+  // Sizes by data rank, where they differ; empty: all are `micro_batch`.
+  std::vector<int64_t> micro_batch_sizes;
   // Micro-batches by data rank; one entry: the same for all. A data rank of 0 idles.
   std::vector<int> num_micro_batches = {1};
-  // By virtual stage, where a given plan says it for each; empty: `recompute` everywhere.
-  std::vector<RecomputeMode> stage_recompute;
-  // By data rank, where a given plan says it: the size of each micro-batch relative to
-  // `micro_batch`; empty: all full.
+  // By block of the model, where they differ; empty: `recompute` everywhere.
+  std::vector<RecomputeMode> block_recompute;
+  // By data rank, where a given plan says it: the size of each micro-batch relative to the rank's
+  // full ones; empty: all full.
   std::vector<std::vector<double>> micro_batch_scales;
   double last_micro_batch = 1;   // size of the last one relative to a full one
   std::vector<int> first_block;  // by virtual stage, ascending; the first is 0
@@ -50,15 +53,30 @@ struct Layout {
   int device_order = -1;  // tells `devices` of equal degrees apart, for PriceCache; -1: not cached
 
   int world_size() const { return data * tensor * pipeline; }
-  RecomputeMode recompute_of(size_t virtual_stage) const {
-    return stage_recompute.empty() ? recompute : stage_recompute[virtual_stage];
+  RecomputeMode recompute_of(int block) const {
+    return block_recompute.empty() ? recompute : block_recompute[static_cast<size_t>(block)];
+  }
+  // The end of the run of blocks from `first` on, before `end`, that have one kind of recompute.
+  int end_of_recompute(int first, int end) const {
+    int next = block_recompute.empty() ? end : first + 1;
+    while (next < end && recompute_of(next) == recompute_of(first)) {
+      ++next;
+    }
+    return next;
   }
   int micro_batches(int data_rank) const {
     return num_micro_batches.size() == 1 ? num_micro_batches[0]
                                          : num_micro_batches[static_cast<size_t>(data_rank)];
   }
+  int64_t micro_batch_size(int data_rank) const {
+    return micro_batch_sizes.empty() ? micro_batch
+                                     : micro_batch_sizes[static_cast<size_t>(data_rank)];
+  }
   int device(int rank) const { return devices.empty() ? rank : devices[static_cast<size_t>(rank)]; }
 };
+
+// Among the blocks of a pipeline rank.
+RecomputeMode strongest_recompute(const Layout& layout, int stage);
 
 // Of the groups that a layout's ranks form, as far as asked for (planner/step_devices).
 struct LayoutLinks {
@@ -121,7 +139,9 @@ struct StepPrediction {
 };
 
 struct StepRequest {
-  const ModelProfile* profile = nullptr;
+  const ModelProfile* profile = nullptr;  // at the layout's micro-batch
+  // By data rank, where their micro-batches differ in size; empty: all are `profile`.
+  std::vector<const ModelProfile*> rank_profiles = {};
   const Topology* topology = nullptr;
   const Engine* engine = nullptr;
   std::string precision = "bf16";
@@ -133,13 +153,21 @@ struct StepRequest {
   bool time_only = false;  // leave out the memory
   // A step that takes longer may be given by its lower bound.
   double give_up = std::numeric_limits<double>::infinity();
-  // Programs are known to need so many times the memory that is estimated.
-  double memory_error = 1;
+  // Programs are known to need so many times the memory that is estimated: by the strongest
+  // recompute on a rank.
+  std::array<double, 3> memory_error = {1, 1, 1};
+
+  const ModelProfile& profile_of(int data_rank) const {
+    return rank_profiles.empty() ? *profile : *rank_profiles[static_cast<size_t>(data_rank)];
+  }
 };
 
-// Seconds of each class of block on a device type, with the layout's recompute. The stages of the
-// layout need not be cut yet.
-std::vector<StageTimes> class_seconds(const StepRequest& request, int device_type);
+// Seconds of each class of block on a device type, with the micro-batch of `profile`. The stages of
+// the layout need not be cut yet.
+std::vector<StageTimes> class_seconds(const StepRequest& request,
+                                      const ModelProfile& profile,
+                                      int device_type,
+                                      RecomputeMode mode);
 
 // What follows the pipeline at least, when every stage holds `parameters` elements and the last
 // backward of each takes `last_backward`. The stages need not be cut yet.

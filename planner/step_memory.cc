@@ -6,6 +6,8 @@
 #include "planner/step_memory.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <numeric>
 
 namespace trainrt {
@@ -69,11 +71,12 @@ struct Overlay {
 class StageBytes {
  public:
   StageBytes(const StepRequest& request,
+             const ModelProfile& profile,
              const std::array<const BlockSums*, 3>& sums,
              const std::vector<int>& slots,
              int num_micro_batches,
              int stage)
-      : profile_(*request.profile),
+      : profile_(profile),
         layout_(*request.layout),
         engine_(*request.engine),
         slots_(slots),
@@ -83,19 +86,32 @@ class StageBytes {
     const bool copies = layout_.pipeline == 1;  // of parameters that the rank holds anyway
     for (auto s = static_cast<size_t>(stage); s < num_stages;
          s += static_cast<size_t>(layout_.pipeline)) {
-      Run run;
-      run.sums = sums[static_cast<size_t>(layout_.recompute_of(s))];
-      run.first = layout_.first_block[s];
-      run.end = s + 1 < num_stages ? layout_.first_block[s + 1] : profile_.num_blocks();
-      run.kept = kept(run, run.end);
-      run.slots = slots_[s];
-      parameters_ += run.sums->parameters(run.first, run.end) -
-                     (copies ? run.sums->shared_parameters(run.first, run.end) : 0);
+      Stage own;
+      own.first = layout_.first_block[s];
+      own.end = s + 1 < num_stages ? layout_.first_block[s + 1] : profile_.num_blocks();
+      own.first_run = runs_.size();
+      for (int b = own.first, end = 0; b < own.end; b = end) {
+        end = layout_.end_of_recompute(b, own.end);
+        const RecomputeMode mode = layout_.recompute_of(b);
+        strongest_ = std::max(strongest_, mode);
+        Run run{sums[static_cast<size_t>(mode)], b, end, 0};
+        run.kept = kept(run, end);
+        own.kept += run.kept;
+        runs_.push_back(run);
+      }
+      own.end_run = runs_.size();
+      own.slots = slots_[s];
+      const BlockSums& any = *runs_.back().sums;
+      parameters_ += any.parameters(own.first, own.end) -
+                     (copies ? any.shared_parameters(own.first, own.end) : 0);
       largest_parameters_ =
-          std::max(largest_parameters_, run.sums->largest_parameters(run.first, run.end));
-      runs_.push_back(run);
+          std::max(largest_parameters_, any.largest_parameters(own.first, own.end));
+      stages_.push_back(own);
     }
   }
+
+  // Of all blocks.
+  RecomputeMode strongest_recompute() const { return strongest_; }
 
   MemoryBreakdown breakdown() const {
     const double d = layout_.data;
@@ -113,7 +129,8 @@ class StageBytes {
       // By the mean over data ranks: what fits must not hang on how the shares fall.
       const std::vector<int>& counts = layout_.num_micro_batches;
       const bool accumulates =
-          exact || std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size();
+          exact || std::accumulate(counts.begin(), counts.end(), size_t{0}) > counts.size() ||
+          (layout_.tensor > 1 && !layout_.micro_batch_sizes.empty());
       const Overlay peak = overlay(accumulates);
       bytes.activations = whole(peak.activations);
       bytes.workspace = whole(peak.workspace);
@@ -138,9 +155,14 @@ class StageBytes {
   }
 
  private:
-  struct Run {  // a virtual stage's blocks
+  struct Run {  // blocks under one kind of recompute
     const BlockSums* sums = nullptr;
     int first = 0, end = 0;
+    double kept = 0;  // of one micro-batch
+  };
+  struct Stage {  // a virtual one's blocks
+    int first = 0, end = 0;
+    size_t first_run = 0, end_run = 0;
     double kept = 0;  // of one micro-batch
     int slots = 0;
   };
@@ -155,28 +177,33 @@ class StageBytes {
 
   Overlay overlay(bool accumulates) const {
     Overlay peak;
-    for (const Run& run : runs_) {
-      peak.activations += run.kept * run.slots;
+    for (const Stage& stage : stages_) {
+      peak.activations += stage.kept * stage.slots;
     }
     double held = peak.activations;  // but for what is used up in a step of one micro-batch
     double parameters = 0;           // of the blocks whose gradients are there
-    for (size_t i = runs_.size(); i-- > 0;) {
-      const Run& run = runs_[i];
-      const auto look = [&](int block) {
-        Overlay now;
-        now.activations = held - run.kept + kept(run, block + 1);
-        now.workspace = run.sums->working(block);
-        now.gradients = accumulates ? 0 : engine_.gradient_bytes * parameters;
-        peak = now.total() > peak.total() ? now : peak;
-      };
-      if (accumulates) {
-        look(run.sums->busiest(run.first, run.end));
+    for (size_t s = stages_.size(); s-- > 0;) {
+      const Stage& stage = stages_[s];
+      double before = stage.kept;  // by the runs before, of the micro-batch in its backward
+      for (size_t i = stage.end_run; i-- > stage.first_run;) {
+        const Run& run = runs_[i];
+        before -= run.kept;
+        const auto look = [&](int block) {
+          Overlay now;
+          now.activations = held - stage.kept + before + kept(run, block + 1);
+          now.workspace = run.sums->working(block);
+          now.gradients = accumulates ? 0 : engine_.gradient_bytes * parameters;
+          peak = now.total() > peak.total() ? now : peak;
+        };
+        if (accumulates) {
+          look(run.sums->busiest(run.first, run.end));
+        }
+        for (int b = run.end - 1; !accumulates && b >= run.first; --b) {
+          look(b);
+          parameters += profile_.block(b).parameters;
+        }
       }
-      for (int b = run.end - 1; !accumulates && b >= run.first; --b) {
-        look(b);
-        parameters += profile_.block(b).parameters;
-      }
-      held -= num_micro_batches_ > 1 ? 0 : run.kept;
+      held -= num_micro_batches_ > 1 ? 0 : stage.kept;
     }
     const double gradients = engine_.gradient_bytes * parameters;
     if (!accumulates && gradients > peak.total()) {  // the update waits for the norm of all
@@ -195,9 +222,7 @@ class StageBytes {
       transient = std::max(transient, run.sums->largest_transient(run.first, run.end));
     }
     bytes->activations = static_cast<int64_t>(kept * in_flight / layout_.virtual_stages);
-    if (layout_.recompute != RecomputeMode::kNone) {
-      bytes->activations += static_cast<int64_t>(again);
-    }
+    bytes->activations += static_cast<int64_t>(again);
     bytes->workspace = static_cast<int64_t>(transient);
   }
 
@@ -207,13 +232,11 @@ class StageBytes {
   const std::vector<int>& slots_;
   int num_micro_batches_;
   int stage_;
+  std::vector<Stage> stages_;
   std::vector<Run> runs_;
+  RecomputeMode strongest_ = RecomputeMode::kNone;
   double parameters_ = 0, largest_parameters_ = 0;
 };
-
-int most_micro_batches(const Layout& layout) {
-  return *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
-}
 
 }  // namespace
 
@@ -242,37 +265,65 @@ std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
 
 StageMemories::StageMemories(const StepRequest& request) : request_(request) {
   const Layout& layout = *request.layout;
-  const int per_stage = layout.data * layout.tensor;
+  if (layout.micro_batch_sizes.empty()) {
+    add_group({});
+    return;
+  }
+  std::map<int64_t, std::vector<int>, std::greater<>> by_size;
+  for (int d = 0; d < layout.data; ++d) {
+    by_size[layout.micro_batch_size(d)].push_back(d);
+  }
+  for (auto& [size, data_ranks] : by_size) {
+    add_group(std::move(data_ranks));
+  }
+}
+
+void StageMemories::add_group(std::vector<int> data_ranks) {
+  const StepRequest& request = request_;
+  const Layout& layout = *request.layout;
+  Group& group = groups_.emplace_back();
+  group.data_ranks = std::move(data_ranks);
+  group.profile =
+      group.data_ranks.empty() ? request.profile : &request.profile_of(group.data_ranks[0]);
   for (int stage = 0; stage < layout.pipeline; ++stage) {
     StageMemory room;
     room.stage = stage;
     int64_t least_room = 0;
-    for (int i = 0; i < (request.uniform ? 1 : per_stage);
-         ++i) {  // the device with the least room decides
-      const int device = layout.device(stage * per_stage + i);
+    bool is_first = true;
+    const auto look = [&](int rank) {  // the device with the least room decides
+      const int device = layout.device(rank);
       const int64_t reserved = request.topology->reserved_bytes(device);
-      const int64_t capacity =
-          reserved + static_cast<int64_t>(
-                         static_cast<double>(request.topology->capacity_bytes(device) - reserved) /
-                         request.memory_error);
-      if (i == 0 || capacity - reserved < least_room) {
+      const int64_t capacity = request.topology->capacity_bytes(device);
+      if (is_first || capacity - reserved < least_room) {
         least_room = capacity - reserved;
         room.capacity_bytes = capacity;
         room.reserved_bytes = reserved;
-        room.rank = stage * per_stage + i;
+        room.rank = rank;
+        is_first = false;
+      }
+    };
+    const int ranks =
+        group.data_ranks.empty() ? layout.data : static_cast<int>(group.data_ranks.size());
+    for (int i = 0; i < (request.uniform ? 1 : ranks); ++i) {
+      const int d = group.data_ranks.empty() ? i : group.data_ranks[static_cast<size_t>(i)];
+      for (int t = 0; t < (request.uniform ? 1 : layout.tensor); ++t) {
+        look((stage * layout.data + d) * layout.tensor + t);
       }
     }
-    rooms_.push_back(room);
+    group.rooms.push_back(room);
   }
-  for (size_t s = 0; s <= layout.stage_recompute.size(); ++s) {
-    const RecomputeMode mode =
-        s == layout.stage_recompute.size() ? layout.recompute : layout.stage_recompute[s];
-    const auto key = std::make_pair(request.profile, mode);
+  const bool may_mix = layout.recompute_as_needed || !layout.block_recompute.empty();
+  for (const RecomputeMode mode :
+       {RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull}) {
+    if (!may_mix && mode != layout.recompute) {
+      continue;
+    }
+    const auto key = std::make_pair(group.profile, mode);
     auto found = cache().sums.find(key);
     if (found == cache().sums.end()) {
-      found = cache().sums.emplace(key, BlockSums(*request.profile, mode)).first;
+      found = cache().sums.emplace(key, BlockSums(*group.profile, mode)).first;
     }
-    sums_[static_cast<size_t>(mode)] = &found->second;
+    group.sums[static_cast<size_t>(mode)] = &found->second;
   }
 }
 
@@ -289,19 +340,68 @@ const std::vector<int>& StageMemories::slots(int num_micro_batches) const {
   return found;
 }
 
-StageMemory StageMemories::of(int stage) const {
-  StageMemory memory = rooms_[static_cast<size_t>(stage)];
-  const int m = most_micro_batches(*request_.layout);
-  memory.breakdown = StageBytes(request_, sums_, slots(m), m, stage).breakdown();
+StageMemory StageMemories::of(const Group& group, int stage) const {
+  StageMemory memory = group.rooms[static_cast<size_t>(stage)];
+  const std::vector<int>& counts = request_.layout->num_micro_batches;
+  int m = 1;
+  if (counts.size() == 1 || group.data_ranks.empty()) {
+    m = *std::max_element(counts.begin(), counts.end());
+  } else {
+    for (const int d : group.data_ranks) {
+      m = std::max(m, counts[static_cast<size_t>(d)]);
+    }
+  }
+  const StageBytes bytes(request_, *group.profile, group.sums, slots(m), m, stage);
+  memory.breakdown = bytes.breakdown();
   memory.peak_bytes = memory.breakdown.total();
+  memory.capacity_bytes =
+      memory.reserved_bytes +
+      static_cast<int64_t>(static_cast<double>(memory.capacity_bytes - memory.reserved_bytes) /
+                           request_.memory_error[static_cast<size_t>(bytes.strongest_recompute())]);
   return memory;
+}
+
+StageMemory StageMemories::of(int stage) const {
+  StageMemory worst = of(groups_[0], stage);
+  for (size_t i = 1; i < groups_.size(); ++i) {
+    const StageMemory own = of(groups_[i], stage);
+    worst = own.missing_bytes() > worst.missing_bytes() ? own : worst;
+  }
+  return worst;
+}
+
+// Data ranks with sizes of their own may have few micro-batches, whatever there are in a step.
+bool StageMemories::proven_too_large(int num_micro_batches) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
+    return proven_too_large(group, groups_.size() == 1 ? num_micro_batches : 1);
+  });
+}
+
+bool StageMemories::proven_too_large(const Group& group, int num_micro_batches) const {
+  const Layout& layout = *request_.layout;
+  const std::array<double, 3>& errors = request_.memory_error;
+  const auto mode = static_cast<size_t>(layout.recompute);
+  const bool may_mix = layout.recompute_as_needed || !layout.block_recompute.empty();
+  std::vector<double> kept;  // the least that a block may
+  for (const BlockClass& block : group.profile->classes) {
+    const std::array<double, 3>& stash = block.stash_bytes;
+    kept.push_back(may_mix ? *std::min_element(stash.begin(), stash.end()) : stash[mode]);
+  }
+  const double error = may_mix ? *std::min_element(errors.begin(), errors.end()) : errors[mode];
+  return weighted_shortage(group, num_micro_batches, kept, error, nullptr) > 0;
 }
 
 // Let a block add a_r to rank r, which has room R_r, and l_r >= 0 be any weights. If a cut fits,
 // then sum over blocks of min over r of l_r a_r <= sum_r l_r R_r. The weights make a block of
-// average size count alike on every rank: l_r = 1 / (its a_r).
-bool StageMemories::proven_too_large(int num_micro_batches) const {
-  const ModelProfile& profile = *request_.profile;
+// average size count alike on every rank: l_r = 1 / (its a_r). By how much that fails, where blocks
+// of a class keep `kept` of a micro-batch; `freed`: of it, what a byte less that is kept is worth
+// at most.
+double StageMemories::weighted_shortage(const Group& group,
+                                        int num_micro_batches,
+                                        const std::vector<double>& kept,
+                                        double error,
+                                        double* freed) const {
+  const ModelProfile& profile = *group.profile;
   const Layout& layout = *request_.layout;
   const Engine& engine = *request_.engine;
   const double d = layout.data;
@@ -313,16 +413,18 @@ bool StageMemories::proven_too_large(int num_micro_batches) const {
   const double per_element =
       engine.weight_bytes / (zero >= 3 ? d : 1) + engine.gradient_bytes * gradients +
       (layout.offload_optimizer ? 0 : engine.optimizer_bytes / (zero >= 1 ? d : 1));
-  const auto mode = static_cast<size_t>(layout.recompute);
   std::vector<double> count(profile.classes.size(), 0);
   for (const int block : profile.blocks) {
     count[static_cast<size_t>(block)] += 1;
   }
+  const auto in_flight = [&](int rank) {
+    return static_cast<double>(stages_in_flight(layout, rank, num_micro_batches)) /
+           layout.virtual_stages;
+  };
   const auto added = [&](size_t c, int rank) {
     const BlockClass& block = profile.classes[c];
     const double own = block.parameters - (layout.pipeline == 1 ? block.shared_parameters : 0);
-    const double in_flight = stages_in_flight(layout, rank, num_micro_batches);
-    return per_element * own + block.stash_bytes[mode] * in_flight / layout.virtual_stages;
+    return per_element * own + kept[c] * in_flight(rank);
   };
   double room = 0;
   std::vector<double> least(count.size(), 1e300);
@@ -332,17 +434,76 @@ bool StageMemories::proven_too_large(int num_micro_batches) const {
       sum += count[c] * added(c, rank);
     }
     const double weight = static_cast<double>(profile.num_blocks()) / sum;
-    const StageMemory& own = rooms_[static_cast<size_t>(rank)];
-    room += weight * static_cast<double>(own.capacity_bytes - own.reserved_bytes);
+    const StageMemory& own = group.rooms[static_cast<size_t>(rank)];
+    room += weight * static_cast<double>(own.capacity_bytes - own.reserved_bytes) / error;
     for (size_t c = 0; c < count.size(); ++c) {
       least[c] = std::min(least[c], weight * added(c, rank));
+    }
+    if (freed != nullptr) {
+      *freed = std::max(*freed, weight * in_flight(rank));
     }
   }
   double needed = 0;
   for (size_t c = 0; c < count.size(); ++c) {
     needed += count[c] * least[c];
   }
-  return needed > room * (1 + 1e-9);
+  return needed - room * (1 + 1e-9);
+}
+
+double StageMemories::least_seconds_again(int num_micro_batches,
+                                          const std::array<std::vector<double>, 3>& seconds) const {
+  const Group& group = groups_[0];
+  const ModelProfile& profile = *group.profile;
+  std::vector<double> kept;
+  for (const BlockClass& block : profile.classes) {
+    kept.push_back(block.stash_bytes[0]);
+  }
+  const std::array<double, 3>& errors = request_.memory_error;
+  double freed = 0;
+  double shortage = weighted_shortage(
+      group, num_micro_batches, kept, *std::min_element(errors.begin(), errors.end()), &freed);
+  if (shortage <= 0) {
+    return 0;
+  }
+  std::vector<std::pair<double, double>> steps;  // price of a byte, bytes: of all blocks of a class
+  for (size_t c = 0; c < profile.classes.size(); ++c) {
+    const auto count = static_cast<double>(
+        std::count(profile.blocks.begin(), profile.blocks.end(), static_cast<int>(c)));
+    for (const RecomputeStep& step :
+         recompute_steps(profile.classes[c], {seconds[0][c], seconds[1][c], seconds[2][c]})) {
+      steps.emplace_back(step.seconds / step.bytes, count * step.bytes);
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  double again = 0;
+  for (const auto& [price, bytes] : steps) {
+    const double taken = std::min(bytes, std::max(0.0, shortage / freed));
+    again += price * taken;
+    shortage -= freed * taken;
+  }
+  return again;
+}
+
+std::vector<RecomputeStep> recompute_steps(const BlockClass& block,
+                                           const std::array<double, 3>& seconds) {
+  std::vector<RecomputeStep> steps;
+  double freed = 0, longer = 0;  // by the steps so far
+  for (const RecomputeMode mode : {RecomputeMode::kSelective, RecomputeMode::kFull}) {
+    const auto at = static_cast<size_t>(mode);
+    const double bytes = block.stash_bytes[0] - block.stash_bytes[at];
+    const double more = seconds[at] - seconds[0];
+    if (!block.recomputed || bytes <= freed) {
+      continue;
+    }
+    if (!steps.empty() && more * freed <= longer * bytes) {  // no dearer than the step before
+      steps.clear();
+      freed = longer = 0;
+    }
+    steps.push_back({mode, bytes - freed, more - longer});
+    freed = bytes;
+    longer = more;
+  }
+  return steps;
 }
 
 std::vector<StageMemory> predict_memory(const StepRequest& request) {

@@ -160,7 +160,7 @@ class RowPricer {
     layout.first_block = row_.layers_per_stage.empty()
                              ? even_cuts(profile.num_blocks(), row_.pipeline * v)
                              : cuts_of(row_.layers_per_stage);
-    StepRequest request{&profile, &topology_, &engine_, row_.precision, &layout, false};
+    StepRequest request{&profile, {}, &topology_, &engine_, row_.precision, &layout, false};
     const StepPrediction step = predict_step(request);
     const bool better = best->predicted_seconds == 0 || (step.fits() && !best->fits) ||
                         (step.fits() == best->fits && step.seconds < best->predicted_seconds);

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "graph/base/error.h"
+#include "planner/report_parts.h"
 
 namespace trainrt {
 
@@ -25,9 +26,9 @@ std::string difference(const Layout& base, const Layout& other) {
   if (other.pipeline > 1) {
     note("schedule", before, after);
   }
-  note("micro-batch", base.micro_batch, other.micro_batch);
+  note("micro-batch", micro_batch_text(base), micro_batch_text(other));
   note("zero", base.zero_stage, other.zero_stage);
-  const std::string kept = recompute_name(base.recompute), again = recompute_name(other.recompute);
+  const std::string kept = recompute_text(base), again = recompute_text(other);
   note("recompute", kept, again);
   if (base.sequence_parallel != other.sequence_parallel) {
     text += concat(text.empty() ? "" : ", ",

@@ -229,6 +229,48 @@ TEST(SharesTest, AreOptimal) {
   }
 }
 
+// Greedy against all ways to hold a few samples.
+TEST(SharesTest, OfSizesOfTheirOwnAreOptimal) {
+  std::mt19937 random(6);
+  std::uniform_real_distribution<double> time(0.2, 3);
+  for (int round = 0; round < 300; ++round) {
+    const size_t n = 1 + random() % 3;
+    const int64_t samples = 1 + static_cast<int64_t>(random() % 12);
+    std::vector<double> seconds;
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < n; ++i) {
+      seconds.push_back(time(random));
+      sizes.push_back(int64_t{1} << random() % 4);
+    }
+    double best = 1e300;
+    const std::function<void(size_t, int64_t, double)> all =
+        [&](size_t at, int64_t held, double longest) {
+          if (at == n) {
+            best = held >= samples ? std::min(best, longest) : best;
+            return;
+          }
+          for (int k = 0; k <= samples; ++k) {
+            all(at + 1, held + k * sizes[at], std::max(longest, k * seconds[at]));
+          }
+        };
+    all(0, 0, 0);
+    const std::vector<int> counts = cover_samples(samples, seconds, sizes, {});
+    double longest = 0;
+    for (size_t i = 0; i < n; ++i) {
+      longest = std::max(longest, counts[i] * seconds[i]);
+    }
+    EXPECT_NEAR(longest, best, 1e-9);
+    const std::vector<int64_t> own = samples_of(samples, counts, sizes);
+    ASSERT_EQ(own.size(), n);
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; ++i) {
+      sum += own[i];
+      EXPECT_EQ((own[i] + sizes[i] - 1) / sizes[i], counts[i]);
+    }
+    EXPECT_EQ(sum, samples);
+  }
+}
+
 TEST(StagePartitionTest, CutsAreOptimal) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> time(0.1, 2);

@@ -49,7 +49,7 @@ double tied_seconds(const Topology& topology, const Engine& engine, int tensor, 
   layout.pipeline = pipeline;
   layout.num_micro_batches = {pipeline};
   layout.first_block = even_cuts(profile.num_blocks(), pipeline);
-  const StepRequest request{&profile, &topology, &engine, "bf16", &layout};
+  const StepRequest request{&profile, {}, &topology, &engine, "bf16", &layout};
   return predict_step(request).breakdown.gradients;
 }
 
@@ -85,7 +85,7 @@ class DataRanksTest : public ::testing::Test {
   }
 
   StepPrediction predict() const {
-    return predict_step({&profile_, &topology_, &engine_, "bf16", &layout_});
+    return predict_step({&profile_, {}, &topology_, &engine_, "bf16", &layout_});
   }
   double collective(Collective kind, double bytes) const {
     return collective_time(kind, bytes, group_links(topology_, {0, 1, 2, 3}, 1), "ampere").seconds;

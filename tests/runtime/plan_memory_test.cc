@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "graph/base/error.h"
 #include "tests/support/run_program.h"
 
 namespace trainrt::testing {
@@ -17,26 +18,30 @@ struct MemoryCase {
   std::vector<std::string> pins;   // of `plan`
 };
 
-class PlanMemoryTest : public ::testing::TestWithParam<MemoryCase> {};
-
-TEST_P(PlanMemoryTest, EqualsTheRuns) {
-  const MemoryCase& c = GetParam();
-  const TemporaryFolder folder;
-  const std::string model = folder.file("m.onnx"), file = folder.file("plan.json"),
-                    metrics = folder.file("metrics.jsonl");
+void make_model(const std::vector<std::string>& words, const std::string& file) {
   std::vector<std::string> make = {"model"};
-  make.insert(make.end(), c.model.begin(), c.model.end());
-  make.insert(make.end(), {"-o", model});
+  make.insert(make.end(), words.begin(), words.end());
+  make.insert(make.end(), {"-o", file});
   ASSERT_EQ(run_trainrt(make).exit_code, 0);
+}
+
+// Plans with `pins`, runs what is planned with `flags` alone, and compares; `planned_report`
+// gets what the plan said.
+void compare(const std::string& model,
+             const TemporaryFolder& folder,
+             const std::vector<std::string>& flags,
+             const std::vector<std::string>& pins,
+             Json* planned_report) {
+  const std::string file = folder.file("plan.json"), metrics = folder.file("metrics.jsonl");
   std::vector<std::string> plan = {"plan", model, "--format", "json"}, run = {"run", model};
-  plan.insert(plan.end(), c.flags.begin(), c.flags.end());
-  plan.insert(plan.end(), c.pins.begin(), c.pins.end());
+  plan.insert(plan.end(), flags.begin(), flags.end());
+  plan.insert(plan.end(), pins.begin(), pins.end());
   const ProgramResult planned = run_trainrt(plan);
   ASSERT_EQ(planned.exit_code, 0) << planned.err << planned.out;
   const Json report = Json::parse(planned.out);
   EXPECT_EQ(report["memory_from"], "programs");
   write_text(file, report["plan"].dump());
-  run.insert(run.end(), c.flags.begin(), c.flags.end());
+  run.insert(run.end(), flags.begin(), flags.end());
   run.insert(run.end(), {"--plan", file, "--steps", "1", "--metrics", metrics});
   const ProgramResult ran = run_trainrt(run);
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
@@ -51,6 +56,18 @@ TEST_P(PlanMemoryTest, EqualsTheRuns) {
     }
     EXPECT_EQ(sum, step["peak_bytes"][rank].get<int64_t>());
   }
+  *planned_report = report;
+}
+
+class PlanMemoryTest : public ::testing::TestWithParam<MemoryCase> {};
+
+TEST_P(PlanMemoryTest, EqualsTheRuns) {
+  const MemoryCase& c = GetParam();
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx");
+  make_model(c.model, model);
+  Json report;
+  compare(model, folder, c.flags, c.pins, &report);
 }
 
 const std::vector<std::string> kMlp = {"mlp", "--hidden", "50", "--layers", "2"};
@@ -116,6 +133,51 @@ INSTANTIATE_TEST_SUITE_P(
                    {"--batch-size", "4", "--devices", "cpu:2", "--precision", "bf16"},
                    {"--dp", "2"}}),
     [](const auto& made) { return made.param.name; });
+
+TEST(SizesOfDataRanksTest, EqualsTheRuns) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx"), given = folder.file("given.json");
+  make_model(kGpt, model);
+  const auto share = [](int data_rank, int samples, int size) {
+    return Json{{"data_rank", data_rank}, {"num_samples", samples}, {"micro_batch_size", size}};
+  };
+  const Json shares = {share(0, 8, 4), share(1, 5, 2)};
+  for (const auto& [degrees, zero] : {std::pair{1, 0}, {1, 2}, {2, 1}}) {
+    write_text(given, Json{{"shares", shares}, {"zero_stage", zero}}.dump());
+    Json report;
+    compare(model,
+            folder,
+            {"--batch-size", "13", "--devices", concat("cpu:", 2 * degrees)},
+            {"--plan", given, "--pp", concat(degrees)},
+            &report);
+    EXPECT_EQ(report["plan"]["shares"][0]["micro_batch_size"], 4);
+    EXPECT_EQ(report["plan"]["shares"][1]["micro_batch_size"], 2);
+    EXPECT_EQ(report["plan"]["shares"][1]["num_micro_batches"], 3);
+  }
+}
+
+// Memory between what all and none of the blocks need that run again: some do, and they fit.
+TEST(RecomputeOfSomeBlocksTest, EqualsTheRuns) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx"), cluster = folder.file("cluster.yaml");
+  make_model(kGpt, model);
+  const std::vector<std::string> pins = {"--batch-size", "16", "--micro-batch-size", "8"};
+  const auto peak = [&](const char* recompute) {
+    std::vector<std::string> plan = {"plan", model, "--format", "json", "--recompute", recompute};
+    plan.insert(plan.end(), pins.begin(), pins.end());
+    plan.insert(plan.end(), {"--devices", "cpu"});
+    return Json::parse(run_trainrt(plan).out)["predicted"]["peak_bytes_max"].get<int64_t>();
+  };
+  const int64_t limit = (peak("none") + peak("full")) / 2;
+  write_text(cluster, concat("hosts: [{devices: [{count: 1, type: cpu, memory: ", limit, "}]}]\n"));
+  std::vector<std::string> flags = pins;
+  flags.insert(flags.end(), {"--cluster", cluster});
+  Json report;
+  compare(model, folder, flags, {}, &report);
+  EXPECT_LE(report["predicted"]["peak_bytes_max"], limit);
+  const Json recompute = report["plan"]["stages"][0]["recompute"];
+  EXPECT_FALSE(recompute["runs"].empty()) << recompute;
+}
 
 }  // namespace
 }  // namespace trainrt::testing

@@ -1,0 +1,224 @@
+// How PlanSearch cuts the batch: micro-batches of one size for all data ranks, or, on a cluster of
+// several kinds of devices, each size for each kind of data rank. In a uniform cluster there is
+// nothing of the latter.
+#include <algorithm>
+#include <map>
+
+#include "graph/base/error.h"
+#include "parallel/micro_batches.h"
+#include "planner/plan_search.h"
+#include "planner/shares.h"
+
+namespace trainrt {
+
+namespace {
+
+// Kinds of data ranks beyond which all have one size: so many sizes to the power of so many kinds.
+constexpr int kMostKinds = 3;
+
+bool same_padding(const GraphProfile& a, const GraphProfile& b) {
+  return std::equal(a.padding.begin(),
+                    a.padding.end(),
+                    b.padding.begin(),
+                    b.padding.end(),
+                    [](const auto& x, const auto& y) {
+                      return x.first == y.first && x.second.multiple == y.second.multiple;
+                    });
+}
+
+}  // namespace
+
+int PlanSearch::num_logical_shards() const {
+  return static_cast<int>(std::min(request_.pins.logical_shards, request_.global_batch));
+}
+
+// An exact reduction keeps those of a logical shard together.
+int PlanSearch::micro_batches_together(int64_t micro_batch) const {
+  if (!request_.pins.exact_reduction) {
+    return 1;
+  }
+  const int64_t shards = num_logical_shards();
+  const int64_t largest = (request_.global_batch + shards - 1) / shards;
+  return static_cast<int>((largest + micro_batch - 1) / micro_batch);
+}
+
+int PlanSearch::num_micro_batches(int64_t micro_batch) const {
+  return request_.pins.exact_reduction
+             ? num_logical_shards() * micro_batches_together(micro_batch)
+             : static_cast<int>((request_.global_batch + micro_batch - 1) / micro_batch);
+}
+
+// Full ones, of which a step takes no more time than of what there is.
+int PlanSearch::least_micro_batches(int64_t micro_batch) const {
+  return request_.pins.exact_reduction
+             ? static_cast<int>(std::max<int64_t>(1, request_.global_batch / micro_batch))
+             : num_micro_batches(micro_batch);
+}
+
+std::vector<DataShare> PlanSearch::shares_by(const std::vector<double>& weights,
+                                             const Layout& layout) const {
+  return request_.pins.exact_reduction
+             ? make_exact_shares(request_.global_batch,
+                                 layout.data,
+                                 layout.micro_batch,
+                                 weights,
+                                 request_.pins.logical_shards)
+             : make_shares(request_.global_batch, layout.data, layout.micro_batch, weights);
+}
+
+// Micro-batches of each data rank where the shares are pinned; else empty.
+std::vector<int> PlanSearch::fixed_counts(const Layout& layout) const {
+  std::vector<int> counts;
+  for (const DataShare& share : request_.pins.data_shares) {
+    counts.push_back(static_cast<int>(share.num_micro_batches));
+  }
+  if (!request_.pins.shares.empty()) {
+    for (const DataShare& share : shares_by(request_.pins.shares, layout)) {
+      counts.push_back(static_cast<int>(share.num_micro_batches));
+    }
+  }
+  return counts;
+}
+
+// The same in whole micro-batches, of which a step takes no more time than of what is there.
+std::vector<int> PlanSearch::least_counts(const Layout& layout) const {
+  const bool exact = request_.pins.exact_reduction;
+  if (request_.pins.data_shares.empty() && !(exact && !request_.pins.shares.empty())) {
+    return fixed_counts(layout);
+  }
+  std::vector<int> counts;
+  for (const DataShare& share : request_.pins.data_shares.empty()
+                                    ? shares_by(request_.pins.shares, layout)
+                                    : request_.pins.data_shares) {
+    counts.push_back(
+        static_cast<int>(share.num_samples / layout.micro_batch_size(share.data_rank)));
+  }
+  return counts;
+}
+
+void PlanSearch::write_shares(Candidate* candidate) const {
+  Layout& layout = candidate->layout;
+  if (!candidate->shares.empty()) {
+    return;
+  }
+  if (!request_.pins.data_shares.empty()) {
+    candidate->shares = request_.pins.data_shares;
+    return;
+  }
+  if (!layout.micro_batch_sizes.empty()) {
+    const std::vector<int64_t> samples =
+        samples_of(request_.global_batch, layout.num_micro_batches, layout.micro_batch_sizes);
+    TRAINRT_CHECK(!samples.empty(), "micro-batches without a sample");
+    for (int d = 0; d < layout.data; ++d) {
+      const int64_t own = samples[static_cast<size_t>(d)];
+      candidate->shares.push_back(
+          {d, own, std::min(own, layout.micro_batch_size(d)), layout.micro_batches(d)});
+    }
+    return;
+  }
+  std::vector<double> weights = request_.pins.shares;
+  if (weights.empty() && layout.num_micro_batches.size() > 1) {
+    weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
+  }
+  candidate->shares = shares_by(weights, layout);
+  if (request_.pins.exact_reduction) {  // logical shards may differ by a sample
+    take_shares(candidate->shares, request_.pins, &layout);
+  }
+}
+
+std::vector<int> PlanSearch::kinds_of_data_ranks(int degrees, int order) const {
+  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
+  const std::vector<int>& devices =
+      orders_[static_cast<size_t>(degrees)][static_cast<size_t>(order)];
+  std::map<std::vector<int64_t>, int> known;
+  std::vector<int> kinds;
+  for (int data_rank = 0; data_rank < d.data; ++data_rank) {
+    std::vector<int64_t> key;
+    for (int stage = 0; stage < d.pipeline; ++stage) {
+      for (int t = 0; t < d.tensor; ++t) {
+        const int rank = (stage * d.data + data_rank) * d.tensor + t;
+        const int index = devices.empty() ? rank : devices[static_cast<size_t>(rank)];
+        key.push_back(request_.topology.device(index).type);
+        key.push_back(request_.topology.reserved_bytes(index));
+      }
+    }
+    kinds.push_back(known.emplace(std::move(key), static_cast<int>(known.size())).first->second);
+  }
+  return kinds;
+}
+
+// The profile at a size, under one plan with that of `like`: tensors cut and padded in the same
+// way.
+std::optional<int> PlanSearch::mixed_profile(int64_t micro_batch,
+                                             const Degrees& d,
+                                             bool sequence_parallel,
+                                             int like) {
+  const int index = profile_of(micro_batch, d, sequence_parallel);
+  if (index < 0) {
+    return std::nullopt;
+  }
+  const GraphProfile& own = *profiles_[static_cast<size_t>(index)];
+  const GraphProfile& other = *profiles_[static_cast<size_t>(like)];
+  return own.placements == other.placements && same_padding(own, other) ? std::optional<int>(index)
+                                                                        : std::nullopt;
+}
+
+// What a given plan's shares say; -1: one size for all.
+int PlanSearch::pinned_mix(const Degrees& d, bool sequence_parallel, int like) {
+  std::vector<int> mix;
+  for (const DataShare& share : request_.pins.data_shares) {
+    mix.push_back(
+        share.num_samples == 0
+            ? like
+            : mixed_profile(share.micro_batch_size, d, sequence_parallel, like).value_or(like));
+  }
+  if (std::all_of(mix.begin(), mix.end(), [&](int own) { return own == like; })) {
+    return -1;
+  }
+  mixes_.push_back(std::move(mix));
+  return static_cast<int>(mixes_.size()) - 1;
+}
+
+void PlanSearch::add_mixes(int degrees, bool sequence_parallel) {
+  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
+  const PlanPins& pins = request_.pins;
+  if (uniform_ || d.data == 1 || pins.micro_batch.has_value() || pins.exact_reduction ||
+      !pins.shares.empty() || pins.schedule == ScheduleKind::k2BW) {
+    return;
+  }
+  const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
+  const std::vector<int64_t> sizes = mixed_micro_batches(request_, samples);
+  for (size_t order = 0; order < orders_.back().size(); ++order) {
+    const std::vector<int> kinds = kinds_of_data_ranks(degrees, static_cast<int>(order));
+    const int num_kinds = *std::max_element(kinds.begin(), kinds.end()) + 1;
+    if (num_kinds == 1 || num_kinds > kMostKinds) {
+      continue;
+    }
+    std::vector<size_t> choice(static_cast<size_t>(num_kinds), 0);  // index into sizes, by kind
+    for (bool more = true; more;) {
+      const size_t largest = *std::max_element(choice.begin(), choice.end());
+      const size_t least = *std::min_element(choice.begin(), choice.end());
+      const int like = least == largest ? -1 : profile_of(sizes[largest], d, sequence_parallel);
+      std::vector<int> mix;
+      for (const int kind : like < 0 ? std::vector<int>{} : kinds) {
+        const std::optional<int> own =
+            mixed_profile(sizes[choice[static_cast<size_t>(kind)]], d, sequence_parallel, like);
+        if (!own) {
+          break;
+        }
+        mix.push_back(*own);
+      }
+      if (mix.size() == kinds.size()) {
+        mixes_.push_back(std::move(mix));
+        add_shapes(degrees, static_cast<int>(order), like, static_cast<int>(mixes_.size()) - 1);
+      }
+      size_t digit = 0;
+      while (digit < choice.size() && ++choice[digit] == sizes.size()) {
+        choice[digit++] = 0;
+      }
+      more = digit < choice.size();
+    }
+  }
+}
+
+}  // namespace trainrt
