@@ -14,6 +14,7 @@ constexpr const char* kProgramInputs = "pkg.torch.export.ExportedProgram.graph_s
 constexpr const char* kInputKind = "pkg.torch.export.graph_signature.InputSpec.kind";
 constexpr const char* kFoldedFrom = "pkg.onnxscript.optimizer.folded_from";
 constexpr const char* kOperation = "pkg.torch.onnx.fx_node";
+constexpr const char* kScopes = "pkg.torch.onnx.name_scopes";
 
 template <typename Entries>
 const std::string* find_entry(const Entries& entries, const char* key) {
@@ -65,6 +66,26 @@ std::string lower(std::string text) {
     return c == '_' ? ' ' : static_cast<char>(std::tolower(c));
   });
   return text;
+}
+
+// Tied parameters are listed under each of their names and written under one: a node of module
+// "wte" then takes "lm_head.weight", where it would take a "wte.weight".
+void hold_tied(const onnx::GraphProto& graph, ExportSignature& signature) {
+  for (const onnx::NodeProto& node : graph.node()) {
+    const std::string* scopes = find_entry(node.metadata_props(), kScopes);
+    const std::vector<std::string> names =
+        scopes == nullptr ? std::vector<std::string>() : quoted(*scopes);
+    if (names.size() < 2) {
+      continue;
+    }
+    const std::string& module = names[names.size() - 2];  // the last one is the operation
+    for (const std::string& taken : parameters_of(node, signature)) {
+      const std::string own = concat(module, ".", taken.substr(taken.rfind('.') + 1));
+      if (signature.held.count(taken) != 0 && signature.is_parameter(own)) {
+        signature.held.insert(own);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -132,6 +153,7 @@ ExportSignature read_signature(const onnx::GraphProto& graph) {
       signature.held.insert(origin);
     }
   }
+  hold_tied(graph, signature);
   return signature;
 }
 

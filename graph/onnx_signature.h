@@ -19,7 +19,7 @@ struct ExportSignature {
   // Tensor -> "PARAMETER", "BUFFER", "CONSTANT_TENSOR" ...
   std::map<std::string, std::string> kinds;
   std::map<std::string, std::vector<std::string>> folded_from;
-  // Parameters of which the file holds a tensor, under their name or folded into another.
+  // Parameters of which the file holds a tensor, under their name, tied to or folded into another.
   std::set<std::string> held;
 
   // Whether the list of inputs is there, so that what it does not name is none of them.

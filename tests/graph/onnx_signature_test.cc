@@ -61,6 +61,29 @@ OnnxModel captured(const std::string& initializers,
   return loaded;
 }
 
+// An embedding and a head that share a table, written as "head.weight"; and a bias that is lost.
+TEST(OnnxSignatureTest, ATiedParameterIsHeldUnderItsOtherName) {
+  onnx::GraphProto graph;
+  annotate(*graph.mutable_metadata_props(),
+           "pkg.torch.export.ExportedProgram.graph_signature",
+           "p_wte_weight: PARAMETER target='m.wte.weight'\n"
+           "p_head_weight: PARAMETER target='head.weight'\n"
+           "p_head_bias: PARAMETER target='head.bias'\n");
+  graph.add_initializer()->set_name("head.weight");
+  const auto add_node = [&](const std::string& scopes, const std::string& arguments) {
+    onnx::NodeProto* node = graph.add_node();
+    annotate(*node->mutable_metadata_props(), "pkg.torch.onnx.name_scopes", scopes);
+    annotate(
+        *node->mutable_metadata_props(),
+        "pkg.torch.onnx.fx_node",
+        "%y : [num_users=1] = call_function[target=t](args = (" + arguments + "), kwargs = {})");
+  };
+  add_node("['', 'head', 'linear']", "%x, %p_head_weight, %p_head_bias");
+  EXPECT_EQ(read_signature(graph).held, (std::set<std::string>{"head.weight"}));
+  add_node("['', 'm', 'm.wte', 'embedding']", "%p_head_weight, %x");
+  EXPECT_EQ(read_signature(graph).held, (std::set<std::string>{"head.weight", "m.wte.weight"}));
+}
+
 TEST(OnnxSignatureTest, WhatIsNotListedAsAParameterIsAConstant) {
   const OnnxModel model = captured(
       "float[2] \"fc.scale\" = {1, 2}, float \"fc.temperature\" = {2}, "
