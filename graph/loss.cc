@@ -378,7 +378,7 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
   result.item_count = fill(batch, {DType::kFloat64, {}});
   run_in(Region::kForward);
   const ValueId scalar = cast(reshape(sum == kNoValue ? loss : sum, {}), DType::kFloat64);
-  result.loss_sum = sum == kNoValue ? mul(scalar, batch) : scalar;
+  result.loss_sum = sums_samples ? scalar : mul(scalar, batch);
   result.correct = count_correct ? correct_of(result.loss_sum) : kNoValue;
   return result;
 }

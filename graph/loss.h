@@ -18,7 +18,7 @@ struct LossValues {
 LossValues build_loss(Graph& graph, const LossSpec& spec, bool count_correct);
 
 // The same for a float scalar of the graph: a MeanLoss is taken apart into sum and count, anything
-// else is weighted by samples.
+// else that is no sum over samples is weighted by them.
 LossValues loss_of_scalar(Graph& graph, ValueId scalar);
 
 // Samples per micro-batch: the batch dim of the first input that has one; 1 when none has.

@@ -280,20 +280,26 @@ std::map<std::string, InputLayout> inputs_not_batch_first(const OnnxModel& model
   return layouts;
 }
 
-// What a loss inside the model makes of its samples, told once for all sizes of micro-batches.
-// `forward` of one sample does not tell; a model whose batch of one is baked in has no other.
-void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& loss) {
-  std::optional<Graph> two;
-  if (micro_batch_size(forward) == 1) {
-    BindOptions bound = job.bind;
-    bound.batch = 2;
-    try {
-      two = job.model->bind(bound);
-    } catch (const Error&) {
-    }
+// Of another size; a model whose batch is baked in has none.
+std::optional<Graph> bind_to_batch(const TrainingJob& job, int64_t batch) {
+  BindOptions bound = job.bind;
+  bound.batch = batch;
+  try {
+    return job.model->bind(bound);
+  } catch (const Error&) {
+    return std::nullopt;
   }
+}
+
+// What a loss inside the model makes of its samples, told once for all sizes of micro-batches.
+// `forward` of one sample does not tell.
+void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& loss) {
+  const int64_t batch = micro_batch_size(forward);
+  const std::optional<Graph> two = batch == 1 ? bind_to_batch(job, 2) : std::nullopt;
   const Graph& graph = two ? *two : forward;
-  const ScalarLoss scalar = describe_scalar_loss(graph, *graph.find_value(loss.output));
+  const std::optional<Graph> doubled = bind_to_batch(job, 2 * micro_batch_size(graph));
+  const ScalarLoss scalar =
+      describe_scalar_loss(graph, *graph.find_value(loss.output), doubled ? &*doubled : nullptr);
   loss.sums_samples = scalar.sums_samples;
   if (!scalar.warning.empty()) {
     log_warning(scalar.warning);

@@ -40,6 +40,7 @@ class SampleFollower {
         places_(static_cast<size_t>(graph.num_values())),
         depends_(static_cast<size_t>(graph.num_values())) {
     course_.reduced.resize(static_cast<size_t>(graph.num_values()));
+    course_.summed.resize(static_cast<size_t>(graph.num_values()));
     for (ValueId id = 0; id < graph.num_values(); ++id) {
       const Value& value = graph.value(id);
       if (value.kind == ValueKind::kInput && value.batch_axis >= 0) {
@@ -59,6 +60,7 @@ class SampleFollower {
   bool depends(ValueId id) const { return depends_[static_cast<size_t>(id)]; }
   SampleCourse course() const {
     SampleCourse course = course_;
+    course.depends = depends_;
     for (ValueId id = 0; id < graph_.num_values(); ++id) {
       const std::optional<Place>& at = place(id);
       const Shape& shape = graph_.value(id).type.shape;
@@ -147,6 +149,7 @@ class SampleFollower {
   void note_reduced(const Node& node, const ShardingRule& rule, const std::optional<Loop>& loop) {
     const bool from_reduced = std::any_of(
         node.inputs.begin(), node.inputs.end(), [&](ValueId id) { return is_reduced(id); });
+    const bool adds = loop && !from_reduced && adds_up(node, rule, *loop);
     for (size_t i = 0; i < node.outputs.size() && i < rule.outputs.size(); ++i) {
       const ValueId id = node.outputs[i];
       if (id == kNoValue || place(id)) {
@@ -159,7 +162,24 @@ class SampleFollower {
                 return std::find(factors.begin(), factors.end(), loop->factor) != factors.end();
               });
       course_.reduced[static_cast<size_t>(id)] = from_reduced || (loop && !keeps_loop);
+      course_.summed[static_cast<size_t>(id)] = adds && !keeps_loop;
     }
+  }
+
+  // Whether what the node leaves of the loop is a sum, of each sample with itself alone.
+  bool adds_up(const Node& node, const ShardingRule& rule, const Loop& loop) const {
+    for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
+      if (node.inputs[i] == kNoValue || !depends(node.inputs[i])) {
+        continue;
+      }
+      const std::optional<Place>& at = place(node.inputs[i]);
+      const std::optional<Loop> own = at ? loop_in(rule, rule.inputs[i], *at) : std::nullopt;
+      if (!own || own->factor != loop.factor || own->stride != loop.stride) {
+        return false;
+      }
+    }
+    const Factor& factor = rule.factors[static_cast<size_t>(loop.factor)];
+    return factor.kind == FactorKind::kReduction && factor.reduction == ReductionKind::kSum;
   }
 
   void note_course(const Node& node, const ShardingRule& rule) {

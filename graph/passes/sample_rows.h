@@ -30,6 +30,10 @@ struct SampleCourse {
   std::vector<int> axes;
   // By value: reduced over the samples, or computed from what was.
   std::vector<bool> reduced;
+  // By value: added up over the samples by the node that makes it, from nothing reduced before.
+  std::vector<bool> summed;
+  // By value: computed from an input that has samples.
+  std::vector<bool> depends;
 };
 SampleCourse follow_samples(const Graph& graph);
 

@@ -15,12 +15,13 @@ using ::testing::IsEmpty;
 using testing::model_of;
 using ::testing::Not;
 
-ScalarLoss described(const std::string& body) {
-  const Graph graph = model_of("(float[N, 4] x) => (float loss)",
-                               "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}",
-                               "h = MatMul(x, w)\n" + body)
-                          .bind(at_batch(6));
-  return describe_scalar_loss(graph, *graph.find_value("loss"));
+ScalarLoss described(const std::string& body, bool doubled = true) {
+  const OnnxModel model = model_of("(float[N, 4] x) => (float loss)",
+                                   "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}",
+                                   "h = MatMul(x, w)\n" + body);
+  const Graph graph = model.bind(at_batch(6));
+  const Graph twice = model.bind(at_batch(12));
+  return describe_scalar_loss(graph, *graph.find_value("loss"), doubled ? &twice : nullptr);
 }
 
 const std::string kAxis0 = "axes = Constant<value = int64[1] {0}>()\n";
@@ -31,27 +32,74 @@ TEST(ScalarLossTest, AMeanOverSamplesNeedsNoWord) {
   EXPECT_THAT(loss.warning, IsEmpty());
 }
 
-TEST(ScalarLossTest, OnlyASumOverSamplesIsOne) {
-  EXPECT_TRUE(described("loss = ReduceSum<keepdims = 0>(h)").sums_samples);
-  // Sums over features of what was averaged or summed over the samples, and of two means.
-  for (const std::string body :
-       {"m = ReduceMean<axes = [0], keepdims = 0>(h)\nloss = ReduceSum<keepdims = 0>(m)",
-        "m = ReduceLogSumExp<axes = [0], keepdims = 0>(h)\nloss = ReduceSum<keepdims = 0>(m)",
-        "a = ReduceMean<keepdims = 1>(h)\nb = ReduceMean<keepdims = 1>(x)\n"
-        "c = Concat<axis = 0>(a, b)\nloss = ReduceSum<keepdims = 0>(c)"}) {
+std::string number(const std::string& name, const std::string& value) {
+  return name + " = Constant<value = float {" + value + "}>()\n";
+}
+
+const std::string kSumOfAll = "s = ReduceSum<keepdims = 0>(h)\n";
+// Of the samples, as PyTorch's exporter computes it; folded into a number when the batch is known.
+const std::string kCount =
+    "shape = Shape(x)\nzero = Constant<value = int64 {0}>()\n"
+    "n64 = Gather<axis = 0>(shape, zero)\nn = Cast<to = 1>(n64)\n";
+
+TEST(ScalarLossTest, ASumOverSamplesIsOneInAnyForm) {
+  for (const std::string& body :
+       {std::string("loss = ReduceSum<keepdims = 0>(h)"),
+        kSumOfAll + "loss = Neg(s)",
+        kSumOfAll + number("half", "0.5") + "loss = Mul(half, s)",
+        kSumOfAll + number("six", "6") + "loss = Div(s, six)",
+        std::string("loss = ReduceSumSquare<keepdims = 0>(h)"),
+        std::string("loss = ReduceL1<keepdims = 0>(h)"),
+        std::string("loss = Einsum<equation = \"ij,ij->\">(h, h)"),
+        std::string("row = Constant<value = int64[2] {1, -1}>()\n"
+                    "column = Constant<value = int64[2] {-1, 1}>()\na = Reshape(h, row)\n"
+                    "b = Reshape(h, column)\nc = MatMul(a, b)\nloss = Squeeze(c)"),
+        kAxis0 + "m = ReduceSum<keepdims = 0>(h, axes)\nloss = ReduceMean<keepdims = 0>(m)",
+        kSumOfAll + "q = ReduceSumSquare<keepdims = 0>(x)\n" + number("beta", "-0.5") +
+            "k = Mul(beta, q)\nloss = Sub(s, k)",
+        kCount + "m = ReduceMean<keepdims = 0>(h)\nloss = Mul(m, n)"}) {
     const ScalarLoss loss = described(body);
-    EXPECT_FALSE(loss.sums_samples) << body;
-    EXPECT_THAT(loss.warning, HasSubstr("no mean over samples")) << body;
+    EXPECT_TRUE(loss.sums_samples) << body;
+    EXPECT_THAT(loss.warning, HasSubstr("is a sum")) << body;
   }
 }
 
-TEST(ScalarLossTest, AMeanOfWhatWasReducedOverSamplesIsNoMeanOverThem) {
-  for (const std::string op : {"ReduceSum", "ReduceMax"}) {
-    const std::string reduce = op == "ReduceSum" ? kAxis0 + "m = ReduceSum<keepdims = 0>(h, axes)\n"
-                                                 : "m = ReduceMax<axes = [0], keepdims = 0>(h)\n";
-    EXPECT_THAT(described(reduce + "loss = ReduceMean<keepdims = 0>(m)").warning,
-                HasSubstr("no mean over samples"));
+TEST(ScalarLossTest, AMeanOverSamplesIsOneInAnyForm) {
+  for (const std::string& body :
+       {kCount + kSumOfAll + "loss = Div(s, n)",
+        std::string("m = ReduceMean<axes = [0], keepdims = 0>(h)\n"
+                    "loss = ReduceSum<keepdims = 0>(m)"),
+        "m = ReduceMean<keepdims = 0>(h)\nr = ReduceSumSquare<keepdims = 0>(w)\n" +
+            number("decay", "0.01") + "d = Mul(r, decay)\nloss = Add(m, d)"}) {
+    const ScalarLoss loss = described(body);
+    EXPECT_FALSE(loss.sums_samples) << body;
+    EXPECT_THAT(loss.warning, IsEmpty()) << body;
   }
+}
+
+TEST(ScalarLossTest, WhatIsNeitherSaysThatItDependsOnTheCut) {
+  for (const std::string& body :
+       {std::string("m = ReduceLogSumExp<axes = [0], keepdims = 0>(h)\n"
+                    "loss = ReduceSum<keepdims = 0>(m)"),
+        std::string("m = ReduceMax<axes = [0], keepdims = 0>(h)\n"
+                    "loss = ReduceMean<keepdims = 0>(m)"),
+        std::string("a = ReduceMean<keepdims = 1>(h)\nb = ReduceMean<keepdims = 1>(x)\n"
+                    "c = Concat<axis = 0>(a, b)\nloss = ReduceSum<keepdims = 0>(c)"),
+        std::string("loss = ReduceL2<keepdims = 0>(h)"),
+        kSumOfAll + "loss = Mul(s, s)",
+        kSumOfAll + "m = ReduceMean<keepdims = 0>(h)\nloss = Add(s, m)",
+        kSumOfAll + "r = ReduceSumSquare<keepdims = 0>(w)\nloss = Add(s, r)",
+        kCount + kSumOfAll + "a = Div(s, n)\nloss = Div(a, n)"}) {
+    const ScalarLoss loss = described(body);
+    EXPECT_FALSE(loss.sums_samples) << body;
+    EXPECT_THAT(loss.warning, HasSubstr("depends on how a step is cut")) << body;
+    EXPECT_THAT(loss.warning, HasSubstr("--dp 1")) << body;
+  }
+}
+
+TEST(ScalarLossTest, ANumberOfAModelOfOneSizeMayBeTheNumberOfSamples) {
+  const std::string body = kSumOfAll + number("six", "6") + "loss = Div(s, six)";
+  EXPECT_FALSE(described(body, /*doubled=*/false).sums_samples);
 }
 
 TEST(ScalarLossTest, SamplesThatMeetAreNamed) {
