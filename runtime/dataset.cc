@@ -1,6 +1,8 @@
 #include "runtime/dataset.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "graph/base/error.h"
 
@@ -54,7 +56,8 @@ class MemoryDataset : public Dataset {
                       " samples, array '",
                       arrays_[i].name,
                       "' has ",
-                      count);
+                      count,
+                      way_out(i, count));
       num_samples_ = count;
       arrays_[i].dtype = tensors_[i].dtype();
       arrays_[i].sample_shape = shape;
@@ -82,6 +85,27 @@ class MemoryDataset : public Dataset {
   }
 
  private:
+  // Where array `i` or the first one has the other's samples along another axis.
+  std::string way_out(size_t i, int64_t count) const {
+    for (const auto& [at, wanted] : {std::pair(i, num_samples_), std::pair(size_t{0}, count)}) {
+      const Shape& shape = tensors_[at].shape();
+      const auto axis = std::find(shape.begin(), shape.end(), wanted);
+      if (axis != shape.end()) {
+        return concat("; if the samples of '",
+                      arrays_[at].name,
+                      "' lie along axis ",
+                      axis - shape.begin(),
+                      ", where there are ",
+                      wanted,
+                      ", use --batch-axis ",
+                      arrays_[at].name,
+                      "=",
+                      axis - shape.begin());
+      }
+    }
+    return "";
+  }
+
   std::string description_;
   std::vector<DataArray> arrays_;
   std::vector<Tensor> tensors_;

@@ -18,6 +18,8 @@ namespace trainrt {
 
 namespace {
 
+const std::string kOutputLoss = "output:";  // a prefix of --loss
+
 constexpr int64_t kSyntheticSteps = 100;  // what one epoch of endless data means
 
 int64_t parse_integer(const std::string& text, const std::string& where) {
@@ -291,6 +293,58 @@ std::optional<Graph> bind_to_batch(const TrainingJob& job, int64_t batch) {
   }
 }
 
+// The output that is the loss, where a batch of one does not tell: a loss of shape [1], which has
+// one element at two samples as well. "" where the user names one, or the graph tells.
+std::string loss_of_one_element(const TrainingJob& job,
+                                const Graph& forward,
+                                const Options& options) {
+  if (options.loss != "auto" || !options.output.empty() || micro_batch_size(forward) != 1) {
+    return "";
+  }
+  std::optional<Graph> two;
+  for (size_t i = 0; i < forward.outputs().size(); ++i) {
+    const Value& value = forward.value(forward.outputs()[i]);
+    if (!is_floating(value.type.dtype) || value.type.shape.size() > 1 ||
+        num_elements(value.type.shape) != 1) {
+      continue;
+    }
+    if (value.type.shape.empty()) {
+      return "";
+    }
+    two = two ? std::move(two) : bind_to_batch(job, 2);
+    if (two && two->value(two->outputs().at(i)).type.shape == value.type.shape) {
+      return value.name;
+    }
+  }
+  return "";
+}
+
+// Labels of a model whose samples lie along another axis than the first, as many as there are
+// indices along either of an array's two: it may lie as the model does.
+void warn_of_label_axis(const DataChoice& choice, const std::map<std::string, int>& array_axes) {
+  const int axis = choice.loss.labels_batch_axis;
+  if (!choice.label_array || axis <= 0) {
+    return;
+  }
+  const DataArray& array = choice.dataset->arrays()[static_cast<size_t>(*choice.label_array)];
+  if (array_axes.count(array.name) == 0 && axis <= static_cast<int>(array.sample_shape.size()) &&
+      array.sample_shape[static_cast<size_t>(axis - 1)] == choice.dataset->num_samples()) {
+    log_warning("labels '",
+                array.name,
+                "' are read with their samples along axis 0, but the samples of output '",
+                choice.loss.output,
+                "' lie along axis ",
+                axis,
+                ", and the labels are as long there: if theirs lie there too, use --batch-axis ",
+                array.name,
+                "=",
+                axis,
+                " (",
+                array.name,
+                "=0 says that they do not)");
+  }
+}
+
 // What a loss inside the model makes of its samples, told once for all sizes of micro-batches.
 // `forward` of one sample does not tell.
 void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& loss) {
@@ -351,7 +405,11 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   job.num_forward_nodes = plain.num_nodes();
   Graph forward = apply_precision(plain, graph_precision(job.precision));
   const std::string alphabet = job.model->metadata(kAlphabetKey);
-  DataChoice choice = choose_data(options, forward, std::move(arrays), alphabet);
+  Options told = options;
+  if (const std::string name = loss_of_one_element(job, forward, options); !name.empty()) {
+    told.loss = kOutputLoss + name;
+  }
+  DataChoice choice = choose_data(told, forward, std::move(arrays), alphabet);
   if (evaluate && alphabet.empty() && !choice.dataset->alphabet().empty()) {
     log_warning("the model has no alphabet ('",
                 kAlphabetKey,
@@ -360,6 +418,7 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
                 " are numbered in ascending order, as training on this very text would");
   }
   check_array_axes(array_axes, *job.model, *choice.dataset);
+  warn_of_label_axis(choice, array_axes);
   if (choice.loss.kind == "output") {
     settle_scalar_loss(job, forward, choice.loss);
   }

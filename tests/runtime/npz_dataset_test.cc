@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 void numpy(const std::string& code) {
   const std::string command = "/usr/bin/python3 -c \"import numpy as np\n" + code + "\"";
@@ -64,6 +65,24 @@ TEST(NpzDatasetTest, AnArrayLiesAsItsInputUnlessOnlyAxisZeroFits) {
   EXPECT_THAT(sample(numbers + ".reshape(3, 4)", 4), samples_first);
   EXPECT_THAT(sample("x=np.arange(16, dtype='f4').reshape(4, 4), y=np.zeros(4)", 4),
               ElementsAre(2, 6, 10, 14));
+}
+
+TEST(NpzDatasetTest, ADifferenceNamesAnAxisWithAsManySamples) {
+  const testing::TemporaryFolder folder;
+  const auto message = [&](const std::string& arrays) -> std::string {
+    numpy("np.savez('" + folder.file("d.npz") + "', " + arrays + ")");
+    try {
+      open_npz(folder.file("d.npz"), {});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(message("x=np.zeros((6, 5)), t=np.zeros((4, 6))"), HasSubstr("--batch-axis t=1"));
+  EXPECT_THAT(message("t=np.zeros((4, 6)), x=np.zeros((6, 5))"), HasSubstr("--batch-axis t=1"));
+  const std::string neither = message("x=np.zeros((6, 5)), t=np.zeros((4, 3))");
+  EXPECT_THAT(neither, HasSubstr("array 'x' has 6 samples, array 't' has 4"));
+  EXPECT_THAT(neither, Not(HasSubstr("--batch-axis")));
 }
 
 TEST(NpzDatasetTest, ASingleNumberIsLeftOut) {
