@@ -186,7 +186,9 @@ LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const Tensor
     log_warning("output '",
                 output.name,
                 "' is made by a Softmax, and loss softmax_cross_entropy applies one of its own: "
-                "train on the scores before it (--output NAME), or take another loss");
+                "export the model without it, with the scores '",
+                forward.value(forward.node(output.producer).inputs[0]).name,
+                "' for an output, or take another loss");
   }
   if (labels != nullptr) {
     TRAINRT_REQUIRE(!classes || is_integer(labels->dtype),

@@ -60,7 +60,7 @@ TEST_F(LossChoiceTest, ALossOfOneElementIsOneAtEveryBatch) {
   for (const std::string batch : {"1", "6"}) {
     const ProgramResult result = run({"--batch-size", batch});
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.out + result.err, HasSubstr("loss output 'loss'")) << batch;
+    EXPECT_THAT(result.err, HasSubstr("loss output, fp64")) << batch;
   }
   EXPECT_EQ(loss(run({"--batch-size", "6", "--micro-batch-size", "1"})),
             loss(run({"--batch-size", "6", "--micro-batch-size", "6"})));
@@ -70,10 +70,9 @@ TEST_F(LossChoiceTest, APredictionOfOneElementIsNone) {
   write_model("(float[N, 4] x) => (float[N] y)",
               "h = MatMul(x, w)\ny = ReduceMean<axes = [1], keepdims = 0>(h)");
   write_data("x=r.rand(6, 4).astype('f4'), labels=r.rand(6).astype('f4')");
-  EXPECT_THAT(run({"--batch-size", "1"}).out, HasSubstr("loss mse"));
+  EXPECT_THAT(run({"--batch-size", "1"}).err, HasSubstr("loss mse"));
 }
 
-// Of numbers that come out exactly, whatever they are added up in.
 TEST_F(LossChoiceTest, ASumInAnyFormDoesNotDependOnTheCut) {
   write_data("x=r.randint(0, 4, (6, 4)).astype('f4') / 4");
   for (const std::string body :
@@ -89,6 +88,14 @@ TEST_F(LossChoiceTest, ASumInAnyFormDoesNotDependOnTheCut) {
     EXPECT_EQ(loss(run({"--batch-size", "6", "--micro-batch-size", "2"})), whole) << body;
     EXPECT_EQ(loss(run({"--batch-size", "6", "--devices", "cpu:2", "--dp", "2"})), whole) << body;
   }
+}
+
+TEST_F(LossChoiceTest, ASoftmaxUnderCrossEntropyNamesTheScoresBeforeIt) {
+  write_model("(float[N, 4] x) => (float[N, 3] y)",
+              "b = Constant<value = float[3] {0.1, 0.2, 0.3}>()\nh = MatMul(x, w)\n"
+              "scores = Add(h, b)\ny = Softmax(scores)");
+  write_data("x=r.rand(6, 4).astype('f4'), labels=r.randint(0, 3, 6)");
+  EXPECT_THAT(run({}).err, HasSubstr("with the scores 'scores' for an output"));
 }
 
 TEST_F(LossChoiceTest, LabelsThatFitBothWaysAreWarnedOf) {
