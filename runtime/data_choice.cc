@@ -293,16 +293,19 @@ std::shared_ptr<const Dataset> open_arrays(const Options& options,
                                            const std::map<std::string, int>& array_axes,
                                            const std::map<std::string, InputLayout>& inputs) {
   const std::string& spec = options.data;
-  if (spec == "synthetic" || is_text(spec)) {
+  if (spec == "synthetic") {
     return nullptr;
   }
   TRAINRT_REQUIRE(
-      fs::exists(spec),
+      fs::exists(is_text(spec) ? spec.substr(spec.find(':') + 1) : spec),
       kInvalidArgument,
       "--data '",
       spec,
       "' does not exist; wanted synthetic, F.npz, a folder of IDX files, tokens:F.bin or "
       "text:F.txt");
+  if (is_text(spec)) {
+    return nullptr;  // cut to the model's sequence length, which is not known yet
+  }
   if (fs::is_directory(spec)) {
     return open_idx_folder(spec, evaluate ? "t10k" : "train");
   }

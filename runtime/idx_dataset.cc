@@ -4,6 +4,7 @@
 #include <set>
 
 #include "graph/base/error.h"
+#include "runtime/claimed_bytes.h"
 #include "runtime/dataset.h"
 #include "runtime/file_bytes.h"
 
@@ -56,7 +57,7 @@ Tensor read_idx(const std::string& path) {
                                          byte_at(at + 2) << 8 | byte_at(at + 3)));
   }
   const size_t item = static_cast<size_t>(dtype_bytes(dtype));
-  const int64_t wanted = num_elements(shape) * dtype_bytes(dtype);
+  const int64_t wanted = claimed_bytes(shape, dtype);
   TRAINRT_REQUIRE(static_cast<int64_t>(bytes.size() - header_bytes) == wanted,
                   kInvalidArgument,
                   "'",

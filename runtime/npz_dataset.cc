@@ -10,6 +10,7 @@
 
 #include "graph/base/error.h"
 #include "graph/base/log.h"
+#include "runtime/claimed_bytes.h"
 #include "runtime/dataset.h"
 #include "runtime/file_bytes.h"
 
@@ -247,7 +248,7 @@ Tensor parse_npy(const std::vector<std::byte>& bytes, const std::string& what) {
     }
   }
   const uint64_t data_at = header_at + header_bytes;
-  const int64_t wanted = num_elements(shape) * dtype_bytes(dtype);
+  const int64_t wanted = claimed_bytes(shape, dtype);
   TRAINRT_REQUIRE(static_cast<int64_t>(bytes.size() - data_at) == wanted,
                   kInvalidArgument,
                   what,

@@ -80,6 +80,10 @@ TEST(IdxDatasetTest, DamageNamesTheFile) {
   write_text(folder.file("train-images-idx1-ubyte"), idx_bytes(8, {3}, {0, 1}));
   EXPECT_THAT(message_of([&] { open_idx_folder(folder.path(), "train"); }),
               HasSubstr("has 2 bytes of data, its dims [3] want 3"));
+  // 2^61 doubles are 2^64 bytes, which 64 bits would count as none.
+  write_text(folder.file("train-images-idx1-ubyte"), idx_bytes(0x0E, {1 << 30, 1 << 30, 2}, {}));
+  EXPECT_THAT(message_of([&] { open_idx_folder(folder.path(), "train"); }),
+              HasSubstr("has 0 bytes of data"));
   write_text(folder.file("train-images-idx1-ubyte"), idx_bytes(8, {3}, {0, 1, 2}));
   EXPECT_THAT(message_of([&] { open_idx_folder(folder.path(), "train"); }),
               HasSubstr("has 3 samples, array 'labels' has 2"));
