@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "graph/base/log.h"
@@ -20,8 +21,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 namespace {
-
-constexpr int kFormat = 1;
 
 std::string folder_name(int64_t step) {
   char text[32];
@@ -136,32 +135,6 @@ void make_folder(const std::string& path) {
   TRAINRT_REQUIRE(!error, kIo, "cannot create folder '", path, "': ", error.message());
 }
 
-void write_manifest(const std::string& folder,
-                    const TrainingPosition& position,
-                    const std::vector<Json>& parts) {
-  Json manifest = {{"format", kFormat},
-                   {"step", position.step},
-                   {"skipped", position.skipped},
-                   {"position", position.position},
-                   {"seed", position.seed},
-                   {"loss_scale", position.loss_scale},
-                   {"finite_steps", position.finite_steps},
-                   {"model_hash", position.model_hash},
-                   {"settings", position.settings}};
-  Json files = Json::array();
-  Json tensors = Json::array();
-  for (const Json& part : parts) {
-    files.push_back({{"name", part["file"]}, {"bytes", part["bytes"]}, {"crc32", part["crc32"]}});
-    for (const Json& piece : part["pieces"]) {
-      tensors.push_back(piece);
-    }
-  }
-  manifest["files"] = files;
-  manifest["tensors"] = tensors;
-  write_file_atomically(folder + "/manifest.json",
-                        [&](std::ostream& out) { out << manifest.dump(1) << "\n"; });
-}
-
 }  // namespace
 
 void write_checkpoint(const std::string& folder,
@@ -215,8 +188,12 @@ void remove_unfinished_checkpoints(const std::string& folder) {
   }
 }
 
-void remove_old_checkpoints(const std::string& folder, int64_t keep, const std::string& in_use) {
-  const std::vector<int64_t> steps = checkpoint_steps(folder);
+void remove_old_checkpoints(const std::string& folder,
+                            int64_t saved,
+                            int64_t keep,
+                            const std::string& in_use) {
+  std::vector<int64_t> steps = checkpoint_steps(folder);
+  steps.erase(std::upper_bound(steps.begin(), steps.end(), saved), steps.end());
   for (size_t i = 0; i + static_cast<size_t>(keep) < steps.size(); ++i) {
     const std::string path = folder + "/" + folder_name(steps[i]);
     std::error_code error;
@@ -248,63 +225,63 @@ std::vector<int64_t> checkpoint_steps(const std::string& folder) {
   return steps;
 }
 
+namespace {
+
+// The files are there, whole, and hold what the manifest says, at the places that it says.
+void check_files(const std::string& path, const CheckpointManifest& manifest) {
+  std::map<std::string, std::map<std::string, SafetensorsItem>> stored;
+  for (const auto& [name, file] : manifest.files) {
+    const std::string file_path = path + "/" + name;
+    std::error_code error;
+    const auto size = fs::file_size(file_path, error);
+    TRAINRT_REQUIRE(!error, kIo, "file ", name, " is missing");
+    TRAINRT_REQUIRE(static_cast<int64_t>(size) == file.bytes,
+                    kIo,
+                    "file ",
+                    name,
+                    " has ",
+                    size,
+                    " bytes, wanted ",
+                    file.bytes);
+    TRAINRT_REQUIRE(
+        file_crc(file_path) == file.crc32, kIo, "file ", name, " is damaged (check sum)");
+    stored[name] = read_safetensors_header(file_path);
+  }
+  for (const auto& [name, entry] : manifest.tensors) {
+    for (const CheckpointManifest::Piece& piece : entry.pieces) {
+      auto& items = stored.at(piece.file);
+      const auto item = items.find(name);
+      TRAINRT_REQUIRE(item != items.end() && item->second.dtype == entry.dtype &&
+                          item->second.shape == piece.shape && item->second.begin == piece.begin,
+                      kIo,
+                      "file ",
+                      piece.file,
+                      " does not hold ",
+                      dtype_name(entry.dtype),
+                      shape_string(piece.shape),
+                      " of '",
+                      name,
+                      "' at byte ",
+                      piece.begin);
+      items.erase(item);
+    }
+  }
+  for (const auto& [file, items] : stored) {
+    TRAINRT_REQUIRE(
+        items.empty(), kIo, "its manifest lacks '", items.begin()->first, "' of file ", file);
+  }
+}
+
+}  // namespace
+
 Checkpoint Checkpoint::open(const std::string& path) {
   Checkpoint checkpoint;
   checkpoint.path_ = path;
-  const std::vector<std::byte> bytes = read_file(path + "/manifest.json");
-  try {
-    const Json manifest = Json::parse(reinterpret_cast<const char*>(bytes.data()),
-                                      reinterpret_cast<const char*>(bytes.data()) + bytes.size());
-    TRAINRT_REQUIRE(manifest.at("format").get<int>() == kFormat,
-                    kIo,
-                    "its format is ",
-                    manifest.at("format").dump(),
-                    ", this build reads ",
-                    kFormat);
-    TrainingPosition& position = checkpoint.position_;
-    position.step = manifest.at("step");
-    position.skipped = manifest.at("skipped");
-    position.position = manifest.at("position");
-    position.seed = manifest.at("seed");
-    position.loss_scale = manifest.at("loss_scale");
-    position.finite_steps = manifest.at("finite_steps");
-    position.model_hash = manifest.at("model_hash");
-    if (manifest.contains("settings")) {
-      position.settings = manifest.at("settings").get<std::map<std::string, std::string>>();
-    }
-    for (const Json& file : manifest.at("files")) {
-      const std::string name = file.at("name");
-      std::error_code error;
-      const auto size = fs::file_size(path + "/" + name, error);
-      TRAINRT_REQUIRE(!error, kIo, "file ", name, " is missing");
-      TRAINRT_REQUIRE(size == file.at("bytes").get<uint64_t>(),
-                      kIo,
-                      "file ",
-                      name,
-                      " has ",
-                      size,
-                      " bytes, wanted ",
-                      file.at("bytes").dump());
-      TRAINRT_REQUIRE(file_crc(path + "/" + name) == file.at("crc32").get<uint32_t>(),
-                      kIo,
-                      "file ",
-                      name,
-                      " is damaged (check sum)");
-    }
-    for (const Json& item : manifest.at("tensors")) {
-      Entry& entry = checkpoint.entries_[item.at("name")];
-      const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
-      TRAINRT_REQUIRE(dtype.has_value(), kIo, "its dtype ", item.at("dtype").dump(), " is unknown");
-      entry.dtype = *dtype;
-      entry.shape = item.at("shape").get<Shape>();
-      entry.pieces.push_back({item.at("file"),
-                              item.at("offset").get<Shape>(),
-                              item.at("piece").get<Shape>(),
-                              item.at("begin")});
-    }
-  } catch (const nlohmann::json::exception& error) {
-    TRAINRT_FAIL(kIo, "its manifest is damaged (", error.what(), ")");
-  }
+  checkpoint.manifest_ = read_manifest(path);
+  const int64_t step = checkpoint.position().step;
+  TRAINRT_REQUIRE(
+      fs::path(path).filename() == folder_name(step), kIo, "its manifest is of step ", step);
+  check_files(path, checkpoint.manifest_);
   return checkpoint;
 }
 
@@ -318,30 +295,37 @@ std::optional<Checkpoint> Checkpoint::newest(const std::string& folder) {
       log_warning("checkpoint '", path, "' is passed over: ", error.message());
     }
   }
+  TRAINRT_REQUIRE(steps.empty(),
+                  kIo,
+                  "no checkpoint in '",
+                  folder,
+                  "' is whole (",
+                  steps.size(),
+                  steps.size() == 1 ? " is" : " are",
+                  " broken); restore one, or start anew in another --checkpoint-dir");
   return std::nullopt;
 }
 
 std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, unused] : entries_) {
+  for (const auto& [name, unused] : manifest_.tensors) {
     names.push_back(name);
   }
   return names;
 }
 
 Tensor Checkpoint::read(const std::string& name) const {
-  const auto at = entries_.find(name);
-  TRAINRT_REQUIRE(at != entries_.end(),
+  const auto at = manifest_.tensors.find(name);
+  TRAINRT_REQUIRE(at != manifest_.tensors.end(),
                   kInvalidArgument,
                   "checkpoint '",
                   path_,
                   "' has no tensor '",
                   name,
                   "'; it comes from another model or optimizer than this run's");
-  const Entry& entry = at->second;
+  const CheckpointManifest::Entry& entry = at->second;
   Tensor whole(entry.dtype, entry.shape);
-  int64_t covered = 0;
-  for (const Piece& piece : entry.pieces) {
+  for (const CheckpointManifest::Piece& piece : entry.pieces) {
     std::ifstream stream(path_ + "/" + piece.file, std::ios::binary);
     Tensor part(entry.dtype, piece.shape);
     stream.seekg(piece.begin);
@@ -357,19 +341,7 @@ Tensor Checkpoint::read(const std::string& name) const {
                     "'");
     copy_piece(
         entry.shape, piece.shape, piece.offset, dtype_bytes(entry.dtype), part.raw(), whole.raw());
-    covered += part.num_elements();
   }
-  TRAINRT_REQUIRE(covered == whole.num_elements(),
-                  kInvalidArgument,
-                  "checkpoint '",
-                  path_,
-                  "' holds ",
-                  covered,
-                  " of ",
-                  whole.num_elements(),
-                  " elements of '",
-                  name,
-                  "'");
   return whole;
 }
 

@@ -3,33 +3,20 @@
 //
 // A checkpoint is written under a temporary name; each file is synced, the manifest comes last, and
 // then the folder is renamed: what bears the name step-N is complete unless the disk lost it later,
-// which the manifest's sizes and check sums reveal.
+// which the manifest's sizes and check sums reveal, its own among them.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "graph/tensor.h"
 #include "parallel/communicator.h"
+#include "runtime/checkpoint_manifest.h"
 
 namespace trainrt {
-
-// Where training stood.
-struct TrainingPosition {
-  int64_t step = 0;      // steps done, skipped ones included
-  int64_t skipped = 0;   // steps without an update: the gradient was not finite
-  int64_t position = 0;  // global sample count
-  int64_t seed = 0;
-  double loss_scale = 1;
-  int64_t finite_steps = 0;  // since the loss scale last changed
-  std::string model_hash;
-  // The run's settings by option, for whoever continues with others; empty in old checkpoints.
-  std::map<std::string, std::string> settings;
-};
 
 struct CheckpointTensor {
   std::string name;
@@ -49,43 +36,35 @@ void write_checkpoint(const std::string& folder,
 class Checkpoint {
  public:
   // The newest complete checkpoint in `folder`; broken ones are passed over with a warning. Nothing
-  // when there is none.
+  // when there is none; throws kIo when all there are are broken.
   static std::optional<Checkpoint> newest(const std::string& folder);
 
   const std::string& path() const { return path_; }
-  const TrainingPosition& position() const { return position_; }
+  const TrainingPosition& position() const { return manifest_.position; }
   std::vector<std::string> names() const;
-  bool has(const std::string& name) const { return entries_.count(name) != 0; }
-  // The whole tensor. Throws kInvalidArgument when the checkpoint lacks it or a part of it.
+  bool has(const std::string& name) const { return manifest_.tensors.count(name) != 0; }
+  DType dtype(const std::string& name) const { return manifest_.tensors.at(name).dtype; }
+  // The whole tensor. Throws kInvalidArgument when the checkpoint lacks it.
   Tensor read(const std::string& name) const;
 
  private:
-  struct Piece {
-    std::string file;
-    Shape offset;
-    Shape shape;
-    int64_t begin = 0;  // of its bytes in the file
-  };
-  struct Entry {
-    DType dtype = DType::kFloat32;
-    Shape shape;
-    std::vector<Piece> pieces;
-  };
   // Throws kIo saying what is wrong with it.
   static Checkpoint open(const std::string& path);
 
   std::string path_;
-  TrainingPosition position_;
-  std::map<std::string, Entry> entries_;
+  CheckpointManifest manifest_;
 };
 
 // Removes what a killed run left half written.
 void remove_unfinished_checkpoints(const std::string& folder);
 
-// Removes all but the newest `keep` checkpoints, and never `in_use` (a Checkpoint's path), which is
-// still read from. Called after a save, so the newest one is complete. What cannot be removed
-// stays, with a warning.
-void remove_old_checkpoints(const std::string& folder, int64_t keep, const std::string& in_use);
+// Removes all but the newest `keep` checkpoints up to `saved`, the step just saved, and never
+// `in_use` (a Checkpoint's path), which is still read from. Later ones were passed over as broken
+// and count for nothing. What cannot be removed stays, with a warning.
+void remove_old_checkpoints(const std::string& folder,
+                            int64_t saved,
+                            int64_t keep,
+                            const std::string& in_use);
 
 // Steps of the checkpoints in `folder`, complete or not, ascending.
 std::vector<int64_t> checkpoint_steps(const std::string& folder);

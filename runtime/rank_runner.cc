@@ -168,6 +168,7 @@ void RankRunner::save(int64_t step, int64_t position) {
       world_);
   if (rank_ == 0 && run_.options.checkpoint_keep > 0) {
     remove_old_checkpoints(run_.options.checkpoint_dir,
+                           step,
                            run_.options.checkpoint_keep,
                            run_.checkpoint ? run_.checkpoint->path() : "");
   }

@@ -120,6 +120,32 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const Options& options,
   return std::make_shared<const Checkpoint>(std::move(*checkpoint));
 }
 
+namespace {
+
+void require_dtype(const Checkpoint& checkpoint, const Value& value, const std::string& precision) {
+  const DType dtype = checkpoint.dtype(value.name);
+  const auto& settings = checkpoint.position().settings;
+  const auto before = settings.find("precision");
+  TRAINRT_REQUIRE(dtype == value.type.dtype,
+                  kInvalidArgument,
+                  "checkpoint '",
+                  checkpoint.path(),
+                  "' holds '",
+                  value.name,
+                  "' in ",
+                  dtype_name(dtype),
+                  ", --precision ",
+                  precision,
+                  " wants ",
+                  dtype_name(value.type.dtype),
+                  "; continue with ",
+                  before == settings.end() ? "the --precision that it was trained with"
+                                           : "--precision " + before->second,
+                  ", or start anew from its --export in another --checkpoint-dir");
+}
+
+}  // namespace
+
 TensorsOfResume compare_tensors(const Checkpoint& checkpoint, const TrainingJob& job) {
   std::set<std::string> held;  // what the run changes
   std::set<std::string> kept;  // weights that it only reads
@@ -129,6 +155,9 @@ TensorsOfResume compare_tensors(const Checkpoint& checkpoint, const TrainingJob&
     } else if (is_persistent(value.kind) && value.kind != ValueKind::kConstant &&
                value.kind != ValueKind::kGradient) {
       held.insert(value.name);
+      if (checkpoint.has(value.name)) {
+        require_dtype(checkpoint, value, job.precision);
+      }
     }
   }
   TensorsOfResume result;

@@ -31,6 +31,7 @@ struct TensorsOfResume {
   std::vector<std::string> carried;  // frozen now: saved again as they are
   std::set<std::string> fresh;       // not trained so far: they begin as in the model
 };
+// Throws kInvalidArgument when a --precision wants other dtypes.
 TensorsOfResume compare_tensors(const Checkpoint& checkpoint, const TrainingJob& job);
 
 }  // namespace trainrt

@@ -3,44 +3,52 @@
 
 #include <zlib.h>
 
+#include <array>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "graph/base/error.h"
 #include "runtime/file_bytes.h"
 
 namespace trainrt {
 
 namespace {
 
+struct FormatName {
+  DType dtype;
+  const char* name;
+};
+
+constexpr std::array<FormatName, 13> kFormatNames = {{{DType::kFloat32, "F32"},
+                                                      {DType::kFloat64, "F64"},
+                                                      {DType::kFloat16, "F16"},
+                                                      {DType::kBFloat16, "BF16"},
+                                                      {DType::kInt8, "I8"},
+                                                      {DType::kInt16, "I16"},
+                                                      {DType::kInt32, "I32"},
+                                                      {DType::kInt64, "I64"},
+                                                      {DType::kUInt8, "U8"},
+                                                      {DType::kUInt16, "U16"},
+                                                      {DType::kUInt32, "U32"},
+                                                      {DType::kUInt64, "U64"},
+                                                      {DType::kBool, "BOOL"}}};
+
 const char* format_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "F32";
-    case DType::kFloat64:
-      return "F64";
-    case DType::kFloat16:
-      return "F16";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kInt8:
-      return "I8";
-    case DType::kInt16:
-      return "I16";
-    case DType::kInt32:
-      return "I32";
-    case DType::kInt64:
-      return "I64";
-    case DType::kUInt8:
-      return "U8";
-    case DType::kUInt16:
-      return "U16";
-    case DType::kUInt32:
-      return "U32";
-    case DType::kUInt64:
-      return "U64";
-    case DType::kBool:
-      return "BOOL";
+  for (const FormatName& format : kFormatNames) {
+    if (format.dtype == dtype) {
+      return format.name;
+    }
   }
   return "";
+}
+
+DType dtype_of_format(const std::string& name, const std::string& path) {
+  for (const FormatName& format : kFormatNames) {
+    if (format.name == name) {
+      return format.dtype;
+    }
+  }
+  TRAINRT_FAIL(kIo, "'", path, "' holds elements of the unknown kind '", name, "'");
 }
 
 }  // namespace
@@ -85,6 +93,57 @@ SafetensorsWriter::Summary SafetensorsWriter::finish() {
   });
   summary.crc32 = static_cast<uint32_t>(crc);
   return summary;
+}
+
+std::map<std::string, SafetensorsItem> read_safetensors_header(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary | std::ios::ate);
+  const int64_t size = stream.tellg();
+  uint64_t length = 0;
+  stream.seekg(0);
+  stream.read(reinterpret_cast<char*>(&length), sizeof(length));
+  TRAINRT_REQUIRE(stream.good() && length <= static_cast<uint64_t>(size) - sizeof(length),
+                  kIo,
+                  "'",
+                  path,
+                  "' is no safetensors file, or cut");
+  std::string text(length, ' ');
+  stream.read(text.data(), static_cast<std::streamsize>(length));
+  TRAINRT_REQUIRE(stream.good(), kIo, "cannot read '", path, "'");
+  const int64_t data_at = static_cast<int64_t>(sizeof(length) + length);
+  std::map<std::string, SafetensorsItem> items;
+  try {
+    const nlohmann::json header = nlohmann::json::parse(text);
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") {
+        continue;
+      }
+      SafetensorsItem item;
+      item.dtype = dtype_of_format(entry.at("dtype").get<std::string>(), path);
+      item.shape = entry.at("shape").get<Shape>();
+      const auto [begin, end] = entry.at("data_offsets").get<std::pair<int64_t, int64_t>>();
+      TRAINRT_REQUIRE(begin >= 0 && end >= begin && end <= size - data_at &&
+                          (end - begin) % dtype_bytes(item.dtype) == 0 &&
+                          num_elements(item.shape) == (end - begin) / dtype_bytes(item.dtype),
+                      kIo,
+                      "'",
+                      path,
+                      "' is damaged: '",
+                      name,
+                      "' ",
+                      shape_string(item.shape),
+                      " at bytes ",
+                      begin,
+                      " to ",
+                      end,
+                      " of ",
+                      size - data_at);
+      item.begin = data_at + begin;
+      items[name] = item;
+    }
+  } catch (const nlohmann::json::exception& error) {
+    TRAINRT_FAIL(kIo, "'", path, "' has a damaged header (", error.what(), ")");
+  }
+  return items;
 }
 
 }  // namespace trainrt

@@ -1,8 +1,9 @@
-// Writes a safetensors file: the length of a JSON header, the header, the tensors' bytes.
+// Safetensors files: the length of a JSON header, the header, the tensors' bytes.
 #pragma once
 
 #include <cstdint>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,5 +32,15 @@ class SafetensorsWriter {
   std::string path_;
   std::vector<Item> items_;
 };
+
+// Where a tensor lies in a safetensors file.
+struct SafetensorsItem {
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  int64_t begin = 0;  // of its bytes, from the file's beginning
+};
+
+// The tensors of a file by name; their bytes lie within it. Throws kIo for a damaged header.
+std::map<std::string, SafetensorsItem> read_safetensors_header(const std::string& path);
 
 }  // namespace trainrt
