@@ -2,6 +2,8 @@
 # a driver is present. It holds kernels and handles; the registry it fills is the program's.
 file(GLOB trainrt_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/*.cu
   ${CMAKE_SOURCE_DIR}/runtime/cuda_*.cc ${CMAKE_SOURCE_DIR}/parallel/nccl_*.cc)
+trainrt_embed_headers(device_headers ops/device_std.cuh ops/fused_kernel.cuh ops/functors.h)
+list(APPEND trainrt_cuda_sources ${CMAKE_BINARY_DIR}/embedded/device_headers.cc)
 if(TRAINRT_CUDA STREQUAL "OFF" OR NOT trainrt_cuda_sources)
   return()
 endif()
@@ -50,4 +52,4 @@ target_include_directories(trainrt_cuda SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR} ${NC
 # The driver library (libcuda) is left out: linked, it would keep the module from loading without a
 # driver, and then there is no clean message.
 target_link_libraries(trainrt_cuda PRIVATE CUDA::cudart CUDA::cublasLt
-  ${CUDNN_LIBRARY} ${NCCL_LIBRARY})
+  CUDA::nvrtc ${CUDNN_LIBRARY} ${NCCL_LIBRARY})

@@ -6,12 +6,25 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
+#include <span>
 #include <string>
 
 #include "graph/algorithm_cache.h"
 #include "graph/kernel.h"
 
 namespace trainrt {
+
+struct DeviceHeader {
+  const char* name;
+  const char* text;
+};
+
+// A kernel's text, with what it includes. The kernel's name is kCompiledKernel.
+struct DeviceSource {
+  std::string text;
+  std::span<const DeviceHeader> headers;
+};
+inline constexpr const char* kCompiledKernel = "compiled";
 
 class CudaContext : public DeviceContext {
  public:
@@ -22,6 +35,9 @@ class CudaContext : public DeviceContext {
   virtual bool tf32() const = 0;           // float32 products may round their operands to TF32
   virtual const std::string& device_name() const = 0;
   virtual AlgorithmCache& algorithms() = 0;
+  // By NVRTC at the first call for this text on any device of the process, or from the file in
+  // which an earlier run kept it. Lives as long as the device.
+  virtual cudaKernel_t compiled(const DeviceSource& source) = 0;
   // Logs a text once, however often it is given: what runs another way than one would expect.
   virtual void note(const std::string& text) = 0;
 };

@@ -21,6 +21,13 @@ void gelu_cuda(KernelContext& context) {
   }
 }
 
+template <typename Exact, typename Approximate, size_t kNumInputs>
+FusedFunctor gelu_functor(const Attributes& attributes) {
+  return attributes.get_string("approximate", "none") == "tanh"
+             ? fused_functor<Approximate, kNumInputs>(attributes)
+             : fused_functor<Exact, kNumInputs>(attributes);
+}
+
 const RegisterUnary<Relu, Numbers::kNumeric> kRelu{"Relu"};
 const RegisterBinary<ReluGrad> kReluGrad{"ReluGrad"};
 const RegisterUnary<LeakyRelu> kLeakyRelu{"LeakyRelu"};
@@ -44,6 +51,8 @@ const RegisterUnary<Mish> kMish{"Mish"};
 const RegisterBinary<MishGrad> kMishGrad{"MishGrad"};
 const RegisterCudaKernel kGelu{"Gelu", gelu_cuda<GeluErf, GeluTanh, 1>};
 const RegisterCudaKernel kGeluGrad{"GeluGrad", gelu_cuda<GeluErfGrad, GeluTanhGrad, 2>};
+const RegisterFusedFunctor kFusedGelu{"Gelu", gelu_functor<GeluErf, GeluTanh, 1>};
+const RegisterFusedFunctor kFusedGeluGrad{"GeluGrad", gelu_functor<GeluErfGrad, GeluTanhGrad, 2>};
 const RegisterUnary<Swish> kSwish{"Swish"};
 const RegisterBinary<SwishGrad> kSwishGrad{"SwishGrad"};
 const RegisterUnary<HardSigmoid> kHardSigmoid{"HardSigmoid"};

@@ -3,6 +3,7 @@
 // A cast is taken for linear (a partial sum may be cast before it is reduced) unless it narrows:
 // rounding the terms of a sum loses more than rounding the sum.
 #include "graph/autodiff.h"
+#include "graph/fused_elementwise.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
 #include "ops/convert.h"
@@ -70,6 +71,7 @@ OpDef cast_op() {
 }
 
 const RegisterOp kCast{cast_op()};
+const RegisterElementwise kCastElementwise{"Cast"};
 const RegisterUpgrade kCastLike{"CastLike", upgrade_cast};
 
 }  // namespace

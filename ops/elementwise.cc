@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "graph/autodiff.h"
+#include "graph/fused_elementwise.h"
 #include "graph/passes/layout.h"
 #include "ops/convert.h"
 
@@ -229,6 +230,7 @@ OpDef form(std::string name) {
   // An ONNX node has the inputs and attributes that ours has.
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
   RegisterImageRule(op.name, {ImageForm::kElementwise});
+  RegisterElementwise(op.name);
   return op;
 }
 

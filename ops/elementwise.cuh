@@ -9,6 +9,7 @@
 
 #include "ops/broadcast.h"
 #include "ops/elementwise.h"
+#include "ops/fused_functor.cuh"
 #include "ops/launch.cuh"
 
 namespace trainrt::elementwise {
@@ -271,7 +272,11 @@ struct RegisterCuda : RegisterKernel {
           return [](KernelContext& context) {
             run_cuda<kNumInputs, kNumbers>(context, make_functor<F>(context.attributes()));
           };
-        }) {}
+        }) {
+    if constexpr (!answers_bool<F, float>(std::make_index_sequence<kNumInputs>{})) {
+      register_fused_functor(op_type, fused_functor<F, kNumInputs>);
+    }
+  }
 };
 
 }  // namespace trainrt::elementwise

@@ -157,6 +157,22 @@ void launch(KernelContext& context, int64_t n, const F& functor) {
   TRAINRT_CUDA_CHECK(cudaGetLastError());
 }
 
+// A kernel that was compiled at run time (CudaContext::compiled), for n threads, with `params` as
+// its only parameter.
+template <typename Params, typename HostForm>
+void launch_compiled(
+    KernelContext& context, cudaKernel_t kernel, int64_t n, Params params, const HostForm&) {
+  const int64_t blocks = (n + kBlockThreads - 1) / kBlockThreads;
+  TRAINRT_CHECK(blocks <= kMaxBlocks, context.node().name, ": ", n, " threads");
+  void* arguments[] = {&params};
+  TRAINRT_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                      dim3(static_cast<unsigned>(blocks)),
+                                      dim3(kBlockThreads),
+                                      arguments,
+                                      0,
+                                      cuda_context(context).cuda_stream()));
+}
+
 // kLanes threads, a warp or a block, that share a row.
 template <int kLanes>
 class Team {
@@ -245,6 +261,14 @@ void launch(KernelContext& context, int64_t n, const F& functor) {
       functor(i);
     }
   }));
+}
+
+// The host form is what the kernel does, thread by thread.
+template <typename Params, typename HostForm>
+void launch_compiled(
+    KernelContext& context, cudaKernel_t kernel, int64_t n, const Params&, const HostForm& host) {
+  TRAINRT_CHECK(kernel != nullptr);
+  launch(context, n, host);
 }
 
 template <int kLanes>

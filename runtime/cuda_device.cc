@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 #include <nccl.h>
+#include <nvrtc.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include "graph/cuda_context.h"
 #include "graph/cuda_handle.h"
 #include "parallel/nccl_communicator.h"
+#include "runtime/cuda_kernels.h"
 #include "runtime/load_cuda.h"
 
 namespace trainrt {
@@ -120,11 +122,13 @@ class Context : public CudaContext {
   Context(int index,
           DeviceSpec spec,
           const DeviceOptions& options,
-          std::shared_ptr<AlgorithmCache> algorithms)
+          std::shared_ptr<AlgorithmCache> algorithms,
+          std::shared_ptr<CompiledKernels> kernels)
       : index_(index),
         spec_(std::move(spec)),
         name_(properties_of(index).name),
         algorithms_(std::move(algorithms)),
+        kernels_(std::move(kernels)),
         deterministic_(options.deterministic),
         tf32_(options.tf32) {
     TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(stream_.put(), cudaStreamNonBlocking));
@@ -149,6 +153,7 @@ class Context : public CudaContext {
   bool tf32() const override { return tf32_; }
   const std::string& device_name() const override { return name_; }
   AlgorithmCache& algorithms() override { return *algorithms_; }
+  cudaKernel_t compiled(const DeviceSource& source) override { return kernels_->find(source); }
   void note(const std::string& text) override {
     if (noted_.insert(text).second) {
       log_info("cuda:", index_, ": ", text);
@@ -163,6 +168,7 @@ class Context : public CudaContext {
   DeviceSpec spec_;
   std::string name_;
   std::shared_ptr<AlgorithmCache> algorithms_;
+  std::shared_ptr<CompiledKernels> kernels_;
   bool deterministic_, tf32_;
   Stream stream_;
   CublasHandle cublas_;
@@ -281,11 +287,15 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(int index, const DeviceOptions& options, std::shared_ptr<AlgorithmCache> algorithms)
+  CudaDevice(int index,
+             const DeviceOptions& options,
+             const DeviceSpec& spec,
+             std::shared_ptr<AlgorithmCache> algorithms,
+             std::shared_ptr<CompiledKernels> kernels)
       : index_(index),
         options_(options),
         selected_(index),
-        context_(index, spec_of(index, options), options, std::move(algorithms)) {
+        context_(index, spec, options, std::move(algorithms), std::move(kernels)) {
     add_lane();  // Lane::kCommunication
   }
 
@@ -455,15 +465,20 @@ std::unique_ptr<DeviceBuffer> CudaDevice::allocate(int64_t bytes) {
 class Module : public CudaModule {
  public:
   std::string versions() const override {
-    int driver = 0, runtime = 0, nccl = 0;
+    int driver = 0, runtime = 0, nccl = 0, nvrtc_major = 0, nvrtc_minor = 0;
     TRAINRT_CUDA_CHECK(cudaDriverGetVersion(&driver));
     TRAINRT_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
     TRAINRT_REQUIRE(ncclGetVersion(&nccl) == ncclSuccess, kDevice, "ncclGetVersion failed");
+    TRAINRT_CUDA_CHECK(nvrtcVersion(&nvrtc_major, &nvrtc_minor));
     const size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
     return concat("driver ",
                   version_text(driver),
                   ", runtime ",
                   version_text(runtime),
+                  ", NVRTC ",
+                  nvrtc_major,
+                  ".",
+                  nvrtc_minor,
                   ", cuBLAS ",
                   cublas / 10000,
                   ".",
@@ -495,23 +510,39 @@ class Module : public CudaModule {
   DeviceSpec device_spec(int index) const override { return spec_of(index, {}); }
 
   std::unique_ptr<Device> make_device(int index, const DeviceOptions& options) const override {
-    return std::make_unique<CudaDevice>(index, options, algorithms(options.algorithm_cache));
+    const DeviceSpec spec = spec_of(index, options);
+    const std::string& path = options.algorithm_cache;
+    return std::make_unique<CudaDevice>(index,
+                                        options,
+                                        spec,
+                                        shared(algorithms_, path, path),
+                                        shared(kernels_,
+                                               concat(spec.isa, ' ', path),
+                                               spec.isa,
+                                               path.empty() ? "" : path + ".kernels"));
   }
 
  private:
-  // The devices of a process share what they have measured.
-  std::shared_ptr<AlgorithmCache> algorithms(const std::string& path) const {
+  template <typename T>
+  using Known = std::map<std::string, std::weak_ptr<T>>;
+
+  // The devices of a process share what they have measured and compiled.
+  template <typename T, typename... Arguments>
+  std::shared_ptr<T> shared(Known<T>& all,
+                            const std::string& key,
+                            const Arguments&... made_of) const {
     const std::lock_guard lock(mutex_);
-    std::weak_ptr<AlgorithmCache>& known = algorithms_[path];
-    std::shared_ptr<AlgorithmCache> cache = known.lock();
-    if (cache == nullptr) {
-      known = cache = std::make_shared<AlgorithmCache>(path);
+    std::weak_ptr<T>& known = all[key];
+    std::shared_ptr<T> found = known.lock();
+    if (found == nullptr) {
+      known = found = std::make_shared<T>(made_of...);
     }
-    return cache;
+    return found;
   }
 
   mutable std::mutex mutex_;
-  mutable std::map<std::string, std::weak_ptr<AlgorithmCache>> algorithms_;  // by path
+  mutable Known<AlgorithmCache> algorithms_;
+  mutable Known<CompiledKernels> kernels_;
 };
 
 }  // namespace

@@ -49,12 +49,13 @@ Entry find_entry() {
                   " is not there. Build with -DTRAINRT_CUDA=ON and a CUDA toolkit, or run with "
                   "--devices cpu");
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TRAINRT_REQUIRE(module != nullptr,
-                  kDevice,
-                  "the CUDA back end cannot be loaded: ",
-                  dl_reason(),
-                  ". Install the CUDA libraries it was built with (cuBLAS, cuDNN 9, NCCL 2), or "
-                  "name their folder in LD_LIBRARY_PATH");
+  TRAINRT_REQUIRE(
+      module != nullptr,
+      kDevice,
+      "the CUDA back end cannot be loaded: ",
+      dl_reason(),
+      ". Install the CUDA libraries it was built with (cuBLAS, NVRTC, cuDNN 9, NCCL 2), or "
+      "name their folder in LD_LIBRARY_PATH");
   void* entry = dlsym(module, kEntry);
   TRAINRT_CHECK(entry != nullptr, path.string(), " has no ", kEntry);
   return reinterpret_cast<Entry>(entry);

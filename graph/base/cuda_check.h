@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
+#include <nvrtc.h>
 
 #include <string>
 
@@ -42,6 +43,13 @@ inline Failure failure_of(cudnnStatus_t code) {
   return {true, code == CUDNN_STATUS_ALLOC_FAILED, cudnnGetErrorString(code)};
 }
 
+inline Failure failure_of(nvrtcResult code) {
+  if (code == NVRTC_SUCCESS) {
+    return {};
+  }
+  return {true, code == NVRTC_ERROR_OUT_OF_MEMORY, nvrtcGetErrorString(code)};
+}
+
 [[noreturn]] inline void fail(const Failure& failure, const char* call) {
   const std::string function = std::string(call).substr(0, std::string(call).find('('));
   if (failure.out_of_memory) {
@@ -57,7 +65,8 @@ inline Failure failure_of(cudnnStatus_t code) {
 
 }  // namespace trainrt::cuda
 
-// Calls a function of cudart, cuBLASLt or cuDNN and throws kOutOfMemory or kDevice when it fails.
+// Calls a function of cudart, cuBLASLt, cuDNN or NVRTC and throws kOutOfMemory or kDevice when it
+// fails.
 #define TRAINRT_CUDA_CHECK(call)                                                        \
   do {                                                                                  \
     const ::trainrt::cuda::Failure trainrt_failure = ::trainrt::cuda::failure_of(call); \

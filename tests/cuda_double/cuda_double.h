@@ -20,6 +20,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace cuda_double {
 
@@ -58,6 +60,14 @@ int64_t num_additions();
 // cuDNN graphs with such an operation ("conv_forward", "exp", ...) that ran since reset().
 int64_t num_graphs(const std::string& operation);
 
+// What NVRTC was asked to compile since reset().
+struct CompiledText {
+  std::string text;
+  std::vector<std::pair<std::string, std::string>> headers;  // name and text
+  std::vector<std::string> options;
+};
+std::vector<CompiledText> compiled_texts();
+
 // What has been made and not been freed, as text; empty when nothing is.
 std::string alive();
 
@@ -66,6 +76,7 @@ std::string alive();
 const Options& options();
 // True when the call must fail. Every entry point begins with it.
 bool enters_failure(const char* name);
+void reset_compiler();
 void count_alive(const char* kind, int change);
 void count_launch();
 void count_replay();

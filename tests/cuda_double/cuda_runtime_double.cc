@@ -57,6 +57,7 @@ void reset(const Options& options) {
   s.products.clear();
   s.graphs.clear();
   s.additions = 0;
+  reset_compiler();
   reset_memory(options.num_devices);
   reset_streams(options.seed);
   last_error = cudaSuccess;

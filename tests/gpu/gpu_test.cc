@@ -8,6 +8,7 @@
 #include "graph/op_def.h"
 #include "runtime/load_cuda.h"
 #include "tests/support/device_case.h"
+#include "tests/support/elementwise_steps.h"
 #include "tests/support/run_program.h"
 
 namespace trainrt::testing {
@@ -24,6 +25,21 @@ TEST_P(GpuOperatorTest, EqualsTheReferenceKernel) {
   ASSERT_TRUE(has_kernel(op.name, Backend::kCuda));
   expect_reference_results(op, *device);
 }
+
+class GpuStepTest : public ::testing::TestWithParam<std::string> {};
+
+// Fused kernels, compiled here and now by NVRTC.
+TEST_P(GpuStepTest, EqualsTheReferenceKernelAndSingleKernels) {
+  const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
+  const OpDef fused = as_step(GetParam());
+  expect_reference_results(fused, *device);
+  expect_bits_of_single_kernels(fused, *device);
+}
+
+INSTANTIATE_TEST_SUITE_P(Elementwise,
+                         GpuStepTest,
+                         ::testing::ValuesIn(elementwise_ops()),
+                         [](const auto& row) { return test_name(row.param); });
 
 struct Family {
   std::string name;
