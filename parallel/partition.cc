@@ -12,6 +12,7 @@
 #include "parallel/passes/batch_norm_ranks.h"
 #include "parallel/passes/buckets.h"
 #include "parallel/passes/delay_weights.h"
+#include "parallel/passes/elementwise_fusion.h"
 #include "parallel/passes/epilogue_fusion.h"
 #include "parallel/passes/exact_reduction.h"
 #include "parallel/passes/padding.h"
@@ -387,6 +388,7 @@ ProgramVariant Partitioner::variant(const VariantKey& key,
   settle_updates(rank_graph.local.graph, rank_graph.phases);
   std::vector<Phase> phases = order_phases(rank_graph.local.graph, rank_graph.phases, one_size_);
   bucket_collectives(rank_graph.local, phases, plan_, backend);
+  fuse_elementwise(rank_graph.local, phases, backend);
   ProgramVariant variant;
   variant.micro_batch_size = key.shape.num_samples;
   variant.graph = std::move(rank_graph.local.graph);

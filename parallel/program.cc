@@ -69,6 +69,10 @@ std::vector<Inplace> inplace_of(const Node& node) {
        ++i) {
     pairs.push_back({i, i, false});
   }
+  const std::vector<int64_t> own = node.attributes.get_ints("inplace", {});
+  for (size_t i = 0; i + 1 < own.size(); i += 2) {
+    pairs.push_back({static_cast<int>(own[i]), static_cast<int>(own[i + 1]), false});
+  }
   return pairs;
 }
 

@@ -116,8 +116,8 @@ inline constexpr const char* kSend = "Send";
 inline constexpr const char* kRecv = "Recv";
 }  // namespace comm_op
 bool is_communication(const std::string& op_type);
-// Which inputs the node may write its outputs over: its operator's, and each tensor of a bucket
-// over itself.
+// Which inputs the node may write its outputs over: its operator's, each tensor of a bucket over
+// itself, and pairs (output, input) in its attribute `inplace`.
 std::vector<Inplace> inplace_of(const Node& node);
 
 // The kind of phase that holds the update: without accumulation it is part of the only backward.
