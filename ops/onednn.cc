@@ -40,6 +40,18 @@ std::string cache_key(const OpContext& op, const DeviceSpec& spec) {
   return key;
 }
 
+// Processors without AVX-512 have no bfloat16 kernels; asked of oneDNN itself, which knows by
+// version and instruction set.
+bool has_bfloat16() {
+  static const bool found = [] {
+    const dnnl::memory::desc square({16, 16}, dnnl::memory::data_type::bf16, {16, 1});
+    const dnnl::matmul::primitive_desc product(
+        engine(), square, square, square, user_scratchpad(), /*allow_empty=*/true);
+    return static_cast<bool>(product);
+  }();
+  return found;
+}
+
 [[noreturn]] void rethrow(const dnnl::error& error, const std::string& where) {
   TRAINRT_FAIL(kDevice,
                where,
@@ -71,7 +83,7 @@ ThreadScope::~ThreadScope() {
 }
 
 bool supports(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kBFloat16;
+  return dtype == DType::kFloat32 || (dtype == DType::kBFloat16 && has_bfloat16());
 }
 
 dnnl::memory::data_type data_type(DType dtype) {

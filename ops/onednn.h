@@ -30,7 +30,8 @@ class ThreadScope {
   bool changed_;
 };
 
-bool supports(DType dtype);  // for matrix products and convolutions
+// Whether matrix products and convolutions of this dtype are there on this processor.
+bool supports(DType dtype);
 dnnl::memory::data_type data_type(DType dtype);
 dnnl::memory::desc row_major(DType dtype, const Shape& shape);
 dnnl::memory::desc strided(DType dtype, const Shape& shape, const Shape& strides);
