@@ -50,6 +50,7 @@ ValueId Graph::add_value(Value value) {
 }
 
 ValueId Graph::add_input(std::string name, TensorType type, int batch_axis) {
+  num_elements(type.shape);  // refuses what is no shape
   Value value;
   value.name = std::move(name);
   value.type = std::move(type);

@@ -6,7 +6,16 @@
 
 namespace trainrt {
 
+namespace {
+
+// More than the elements of any tensor that a machine holds, and few enough that the shape rules
+// add and multiply a few dims within int64.
+constexpr int64_t kMostElements = int64_t{1} << 48;
+
+}  // namespace
+
 int64_t num_elements(const Shape& shape) {
+  int64_t others = 1;  // a dim of 0 does not excuse the others
   for (const int64_t dim : shape) {
     TRAINRT_REQUIRE(dim >= 0,
                     kInvalidModel,
@@ -15,6 +24,13 @@ int64_t num_elements(const Shape& shape) {
                     " has the dim ",
                     dim,
                     "; wanted 0 or more");
+    const int64_t size = std::max<int64_t>(1, dim);
+    TRAINRT_REQUIRE(size <= kMostElements / others,
+                    kInvalidModel,
+                    "shape ",
+                    shape_string(shape),
+                    " has more than 2^48 elements");
+    others *= size;
   }
   return dims_product(shape, 0, static_cast<int>(shape.size()));
 }

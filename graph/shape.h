@@ -11,7 +11,7 @@ namespace trainrt {
 using Shape = std::vector<int64_t>;
 using Shapes = std::vector<Shape>;
 
-// Product of the dims; 1 for a scalar. Throws kInvalidModel on overflow of int64.
+// Product of the dims; 1 for a scalar. Throws kInvalidModel on a negative dim and beyond 2^48.
 int64_t num_elements(const Shape& shape);
 
 // Product of dims [begin, end).

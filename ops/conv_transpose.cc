@@ -38,6 +38,14 @@ void resolve_output(UpgradeContext& u, const Shape& in, Attributes& attributes, 
     if (extra[d] < 0 || extra[d] >= std::max(window.strides[d], window.dilations[d])) {
       u.fail(concat("output_padding ", extra[d], " is not below stride or dilation"));
     }
+    const auto sized = [](int64_t size) { return size >= 0 && size <= kMostPlaces; };
+    if (!sized(in[d]) || (!wanted.empty() && !sized(wanted[d]))) {
+      u.fail(concat("x of spatial sizes ",
+                    shape_string(in),
+                    " and output_shape ",
+                    shape_string(wanted),
+                    " must not go beyond 2^30"));
+    }
     const int64_t full = window.strides[d] * (in[d] - 1) + extra[d] + window.extent(dim);
     if (wanted.empty() && !same) {
       pads[d] = window.pads_begin[d];

@@ -6,9 +6,6 @@ namespace trainrt {
 
 namespace {
 
-// Larger windows than any image, of which sums and products still are within int64.
-constexpr int64_t kMostPlaces = int64_t{1} << 30;
-
 bool all_within(const Shape& values, int64_t least) {
   return std::all_of(values.begin(), values.end(), [least](int64_t value) {
     return value >= least && value <= kMostPlaces;

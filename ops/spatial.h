@@ -9,6 +9,10 @@
 
 namespace trainrt {
 
+// A kernel, stride, dilation or pad: larger than any image, and sums and products of two are within
+// int64.
+constexpr int64_t kMostPlaces = int64_t{1} << 30;
+
 // Attributes of a window operator in our form: everything explicit, one entry per spatial dim.
 // `layout` is "nchw" ([n, c, spatial...]) or "nhwc" ([n, spatial..., c]), for any number of dims.
 struct Window {

@@ -148,6 +148,27 @@ TEST(OnnxDamagedTest, SizesThatAreNone) {
   });
 }
 
+TEST(OnnxDamagedTest, SizesThatNoMachineHolds) {
+  const std::string huge = "9223372036854775807";
+  expect_refusals({
+      {"(float[4, 1, " + huge + "] x) => (float[4, 2, 3] y)",
+       "float[1, 2, 3] w = {0, 1, 2, 3, 4, 5}",
+       "y = ConvTranspose(x, w)",
+       "more than 2^48 elements"},
+      {"(float[4, 0, " + huge + "] x) => (float[4, 0, 3] y)", "", "y = Relu(x)", "more than 2^48"},
+      {"(float[4, 6] x) => (float[4, 6] y)",
+       "int64[2] s = {281474976710656, 2}",
+       "t = ConstantOfShape(s)\nr = ReduceSum(t)\ny = Add(x, r)",
+       "more than 2^48"},
+  });
+  EXPECT_THAT(refusal("(float[4, 1, 281474976710] x, float[1, 2, 3] w) => (float[4, 2, 3] y)",
+                      "y = ConvTranspose <strides = [1073741824]> (x, w)"),
+              HasSubstr("must not go beyond 2^30"));
+  EXPECT_THAT(refusal("(float[4, 1, 3] x, float[1, 2, 3] w) => (float[4, 2, 3] y)",
+                      "y = ConvTranspose <output_shape = [" + huge + "]> (x, w)"),
+              HasSubstr("must not go beyond 2^30"));
+}
+
 TEST(OnnxDamagedTest, IndicesAndLengthsThatDoNotFitTheData) {
   const std::string y = ") => (float[4, 6] y)";
   expect_refusals({
