@@ -10,6 +10,15 @@ namespace trainrt {
 
 namespace {
 
+// Micro-batches of one data rank in a step: beyond any accumulation, and few enough to replay.
+constexpr int64_t kMostMicroBatches = int64_t{1} << 16;
+// Data ranks of several sizes try these: of many sizes there are too many pairs.
+constexpr int64_t kLargestMixed = 16;
+
+bool few_enough(int64_t samples, int64_t micro_batch) {
+  return (samples + micro_batch - 1) / micro_batch <= kMostMicroBatches;
+}
+
 bool matches(const std::optional<int>& pin, int value) {
   return !pin.has_value() || *pin == value;
 }
@@ -87,19 +96,22 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
     const int64_t shards = std::min(request.pins.logical_shards, request.global_batch);
     return {(request.global_batch + shards - 1) / shards};
   }
-  std::set<int64_t> sizes;
-  for (int64_t b = 1; b < samples && b <= request.largest_micro_batch; b *= 2) {
-    sizes.insert(b);
+  std::vector<int64_t> sizes;
+  for (int64_t b = 1; b < samples; b *= 2) {
+    if (few_enough(samples, b)) {
+      sizes.push_back(b);
+    }
   }
-  sizes.insert(std::min(samples, request.largest_micro_batch));
-  return {sizes.begin(), sizes.end()};
+  sizes.push_back(samples);
+  return sizes;
 }
 
 std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t samples) {
-  std::set<int64_t> sizes = {std::min(samples, request.largest_micro_batch)};
-  for (int64_t b = 1; b <= std::min(request.global_batch, request.largest_micro_batch); b *= 2) {
+  std::set<int64_t> sizes = {std::min(samples, kLargestMixed)};
+  for (int64_t b = 1; b <= std::min(request.global_batch, kLargestMixed); b *= 2) {
     sizes.insert(b);
   }
+  std::erase_if(sizes, [samples](int64_t b) { return !few_enough(samples, b); });
   return {sizes.begin(), sizes.end()};
 }
 
@@ -158,6 +170,20 @@ void check_pins(const PlanRequest& request) {
   const int devices = request.topology.num_devices();
   TRAINRT_REQUIRE(devices > 0, kInvalidArgument, "the cluster has no devices");
   TRAINRT_REQUIRE(request.global_batch > 0, kInvalidArgument, "--batch-size must be above zero");
+  const int64_t most_data = pins.data.value_or(devices);
+  TRAINRT_REQUIRE(
+      pins.micro_batch.value_or(0) < 1 ||
+          few_enough((request.global_batch + most_data - 1) / most_data, *pins.micro_batch),
+      kInvalidArgument,
+      "--batch-size ",
+      request.global_batch,
+      " in micro-batches of ",
+      *pins.micro_batch,
+      " gives each of ",
+      most_data,
+      " data ranks more than ",
+      kMostMicroBatches,
+      " of them a step: lower --batch-size or raise --micro-batch-size");
   const std::pair<const char*, std::optional<int>> degrees[] = {
       {"--dp", pins.data},
       {"--tp", pins.tensor},

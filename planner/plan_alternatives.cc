@@ -34,8 +34,8 @@ void PlanSearch::explain_too_large() {
 }
 
 // One alternative per (tensor, pipeline), the best of each, with why it lost; then those for which
-// no plan fits.
-void PlanSearch::list_alternatives() {
+// no plan fits. `searched`: the chosen plan's time as the search alone puts it.
+void PlanSearch::list_alternatives(const StepPrediction& searched) {
   const auto group_of = [](const Layout& layout) { return Group(layout.tensor, layout.pipeline); };
   int fits = 0;
   for (const Shape& shape : shapes_) {
@@ -70,7 +70,8 @@ void PlanSearch::list_alternatives() {
   });
   for (Candidate& other : others) {
     if (result_.alternatives.size() < kMostAlternatives) {
-      other.rejected_because = why_slower(other.prediction, result_.chosen.prediction);
+      other.rejected_because = why_slower(other.prediction, searched);
+      other.prediction.seconds *= result_.programs_factor;
       write_shares(&other);
       result_.alternatives.push_back(std::move(other));
     }
@@ -79,6 +80,7 @@ void PlanSearch::list_alternatives() {
     if (group != chosen && best_of_group_.count(group) == 0 &&
         result_.alternatives.size() < 2 * kMostAlternatives) {
       other.prediction = predict_step(step_request(other));
+      other.prediction.seconds *= result_.programs_factor;
       write_shares(&other);
       result_.alternatives.push_back(std::move(other));
     }

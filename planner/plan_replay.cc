@@ -35,11 +35,14 @@ void PlanSearch::replay_programs_of(Candidate* candidate) {
   while (candidate->layout.micro_batches(data_rank) == 0) {
     ++data_rank;
   }
+  const double searched = candidate->prediction.seconds;
   take_time(replay_programs(result_.plan, request_.topology, devices, work),
             work,
             result_.plan,
             data_rank,
             &candidate->prediction);
+  result_.programs_factor = candidate->prediction.seconds / searched;
+  result_.lower_bound *= result_.programs_factor;
 }
 
 }  // namespace trainrt

@@ -16,6 +16,11 @@ namespace trainrt {
 namespace {
 
 constexpr int kMostVirtualStages = 6;
+constexpr int kLongPipeline = 8;
+// Larger micro-batches than this are tried while each lowers the time of a sample by so much; a
+// small data rank's whole share always.
+constexpr int64_t kAlwaysTried = 16, kSmallShare = 64;
+constexpr double kWorthMore = 0.99;
 // Other cuts than the balanced ones gain little where a rank has many blocks: a point whose bound
 // at those, or whose step, exceeds the best step by more than this is given up.
 double hopeless(const Candidate& candidate, const ModelProfile& profile) {
@@ -40,8 +45,7 @@ PlanSearch::PlanSearch(const PlanRequest& request, SearchModel* model)
 
 PlanResult PlanSearch::run() {
   check_pins(request_);
-  if (!request_.pins.micro_batch.has_value() &&
-      std::min(request_.global_batch, request_.largest_micro_batch) >= 2) {
+  if (!request_.pins.micro_batch.has_value() && request_.global_batch >= 2) {
     model_->models.prepare();
   }
   const int num_blocks =
@@ -161,11 +165,24 @@ void PlanSearch::add_degrees(int degrees) {
         (d.tensor > 1 && request_.pins.sequence_parallel.value_or(sp) != sp)) {
       continue;
     }
+    double of_sample = 1e300;
+    bool saturated = false;
     for (const int64_t b : candidate_micro_batches(request_, samples)) {
+      if (saturated && (b != samples || samples > kSmallShare)) {
+        continue;
+      }
       const int index = profile_of(b, d, sp);
+      const size_t first = shapes_.size();
       for (size_t order = 0; index >= 0 && order < orders_.back().size(); ++order) {
         add_shapes(degrees, static_cast<int>(order), index, pinned_mix(d, sp, index));
       }
+      double least = 1e300;
+      for (size_t i = first; i < shapes_.size(); ++i) {
+        least = std::min(least, shapes_[i].bound_seconds);
+      }
+      least /= static_cast<double>((samples + b - 1) / b * b);
+      saturated = b >= kAlwaysTried && least > kWorthMore * of_sample;
+      of_sample = least;
     }
     add_mixes(degrees, sp);
   }
@@ -185,7 +202,7 @@ void PlanSearch::add_shapes(int degrees, int order, int profile_index, int mix) 
       mix < 0 ? least_micro_batches(layout.micro_batch) : static_cast<int>(request_.global_batch);
   const std::vector<int> counts = least_counts(layout);
   const double price = hourly_price(layout);
-  for (const auto& [recompute, as_needed] : recomputes()) {
+  for (const auto& [recompute, as_needed] : recomputes(d)) {
     for (const auto& [v, kind] : schedules(d, profile(profile_index).num_blocks())) {
       if (kind == ScheduleKind::k2BW && total / d.data < d.pipeline) {
         continue;
@@ -243,12 +260,13 @@ std::vector<std::pair<int, ScheduleKind>> PlanSearch::schedules(const Degrees& d
   return found;
 }
 
-// Blocks run again where the memory demands it, and nowhere else: unless that is what counts.
-std::vector<std::pair<RecomputeMode, bool>> PlanSearch::recomputes() const {
+// Blocks run again where the memory demands it, and nowhere else: unless that is what counts, or
+// the ranks of a long pipeline would become as many kinds, whose programs are compiled each.
+std::vector<std::pair<RecomputeMode, bool>> PlanSearch::recomputes(const Degrees& d) const {
   if (request_.pins.recompute.has_value()) {
     return {{*request_.pins.recompute, false}};
   }
-  if (request_.objective == Objective::kMemory) {
+  if (request_.objective == Objective::kMemory || d.pipeline > kLongPipeline) {
     return {{RecomputeMode::kNone, false},
             {RecomputeMode::kSelective, false},
             {RecomputeMode::kFull, false}};
@@ -529,8 +547,11 @@ void PlanSearch::decide() {
   }
   result_.plan =
       plan_of(request_, result_.chosen, *profiles_[static_cast<size_t>(result_.chosen.profile)]);
+  StepPrediction searched;  // as the alternatives are
+  searched.seconds = result_.chosen.prediction.seconds;
+  searched.breakdown = result_.chosen.prediction.breakdown;
   replay_programs_of(&result_.chosen);
-  list_alternatives();
+  list_alternatives(searched);
   result_.profiles = profiles_;
 }
 

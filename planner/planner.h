@@ -43,8 +43,6 @@ struct PlanRequest {
   std::map<std::string, double> price;  // per device-hour, by type name
   // Search again for what would change the answer, after searches of at most so many candidates.
   int64_t what_if_candidates = 0;
-  // Most samples of a micro-batch that the search builds a graph for.
-  int64_t largest_micro_batch = 16;
 };
 
 struct Candidate {
@@ -81,6 +79,9 @@ struct PlanResult {
   Engine engine;
   int64_t candidates = 0;
   int64_t pruned = 0;
+  // Of the chosen plan's time by its programs, where they are priced (CPUs), over the search's own
+  // sums. What the search alone has timed is put in these terms: the bound, alternatives, what-ifs.
+  double programs_factor = 1;
   double lower_bound = 0;     // no plan of the searched space is faster
   int64_t missing_bytes = 0;  // infeasible: by how much, on `missing_rank`
   int missing_rank = 0;

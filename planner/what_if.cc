@@ -90,7 +90,8 @@ class Comparison {
       found.effect = concat("does not fit: ", other.missing_bytes, " bytes short");
       return found;
     }
-    found.seconds = other.chosen.prediction.seconds;
+    found.seconds =
+        other.chosen.prediction.seconds / other.programs_factor * result_.programs_factor;
     const double rate =
         static_cast<double>(request_.global_batch) / result_.chosen.prediction.seconds;
     found.samples_per_second = static_cast<double>(changed.global_batch) / found.seconds;

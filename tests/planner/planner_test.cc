@@ -1,7 +1,7 @@
 // The search on a layered model: what it finds, what it respects, what it says when nothing fits.
 #include "planner/planner.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <random>
@@ -105,6 +105,33 @@ TEST(PlannerTest, PinsAreRespected) {
   EXPECT_EQ(result.plan.schedule, ScheduleKind::kGPipe);
   EXPECT_EQ(result.plan.stages[0].recompute, RecomputeMode::kFull);
   EXPECT_EQ(result.plan.micro_batch_size, 4);
+}
+
+TEST(PlannerTest, NoPinnedMicroBatchIsFasterThanTheFreeSearch) {
+  for (const auto& [cluster, batch, layers] :
+       {std::tuple("rtx-4090", 512, 2), std::tuple("rtx-4090:3", 64, 4)}) {
+    PlanRequest request = request_for(make_preset(cluster), batch, layers, 256);
+    const double free = make_plan(request).chosen.prediction.seconds;
+    for (const int64_t size : {4, 16, 22, 64, 200, 512}) {
+      request.pins.micro_batch = size;
+      const PlanResult pinned = make_plan(request);
+      EXPECT_LE(free, 1.01 * pinned.chosen.prediction.seconds) << cluster << ", " << size;
+    }
+  }
+}
+
+TEST(PlannerTest, MicroBatchesWithoutNumberAreRefused) {
+  PlanRequest request = request_for(make_preset("rtx-4090"), 1, 2, 256);
+  request.global_batch = 99'999'999'999;
+  EXPECT_FALSE(make_plan(request).feasible);  // no device holds the fewest that a step may have
+  request.pins.micro_batch = 16;
+  try {
+    make_plan(request);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("more than 65536 of them a step"));
+  }
 }
 
 TEST(PlannerTest, ContradictingPinsAreRefused) {
