@@ -295,14 +295,19 @@ CheckpointManifest read_manifest(const std::string& folder) {
     for (const Json& item : json.at("tensors")) {
       read_piece(item, manifest);
     }
+    for (const auto& [name, entry] : manifest.tensors) {
+      for (const Piece& piece : entry.pieces) {
+        check_in_bounds(name, entry, piece, manifest.files);
+      }
+      check_cover(name, entry);
+    }
   } catch (const nlohmann::json::exception& error) {
     TRAINRT_FAIL(kIo, "its manifest is damaged (", error.what(), ")");
-  }
-  for (const auto& [name, entry] : manifest.tensors) {
-    for (const Piece& piece : entry.pieces) {
-      check_in_bounds(name, entry, piece, manifest.files);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kIo) {
+      throw;
     }
-    check_cover(name, entry);
+    TRAINRT_FAIL(kIo, "its manifest is damaged (", error.message(), ")");  // a shape that is none
   }
   return manifest;
 }
