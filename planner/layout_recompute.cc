@@ -15,9 +15,6 @@ namespace {
 
 // Sorts of blocks of a rank beyond which the greedy choice is left as it is.
 constexpr size_t kFewGroups = 8;
-// Stages of a pipeline beyond which equal blocks of one run again all, half or none of them: each
-// pattern is a kind of stage, whose programs are compiled to know its memory.
-constexpr size_t kFewStages = 8;
 
 }  // namespace
 
@@ -113,13 +110,10 @@ void LayoutFit::settle_stage(const StageMemories& memories, int stage) {
     ++num_looks_;
     return memories.of(stage).fits();
   };
-  const bool coarse = num_stages > kFewStages;
   const auto take = [&](size_t count) {
     for (Group& group : groups) {
-      const size_t all = group.blocks.size(), taken = std::min(count, all);
-      const size_t half = (all + 1) / 2;
-      group.taken = !coarse || taken == 0 ? taken : taken <= half ? half : all;
-      count -= taken;
+      group.taken = std::min(count, group.blocks.size());
+      count -= group.taken;
     }
     return fits();
   };
@@ -128,7 +122,7 @@ void LayoutFit::settle_stage(const StageMemories& memories, int stage) {
     const size_t middle = (low + high) / 2;
     (take(middle) ? high : low) = middle;
   }
-  if (!take(high) || coarse || groups.size() > kFewGroups) {
+  if (!take(high) || groups.size() > kFewGroups) {
     return;
   }
   // What the last one has made superfluous; then a cheaper one in its stead.

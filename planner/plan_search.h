@@ -82,8 +82,8 @@ class PlanSearch {
   // Data ranks by what they run on: of one number, alike.
   std::vector<int> kinds_of_data_ranks(int degrees, int order) const;
   std::vector<std::pair<int, ScheduleKind>> schedules(const Degrees& d, int blocks) const;
-  std::vector<std::pair<RecomputeMode, bool>> recomputes(
-      const Degrees& d) const;  // and whether as needed
+  // Each with whether blocks run again as needed.
+  std::vector<std::pair<RecomputeMode, bool>> recomputes(const Degrees& d) const;
   std::vector<int> zero_stages(const Degrees& d) const;
   // `place`: with the devices.
   Layout layout_of(const Shape& shape, bool place = true) const;

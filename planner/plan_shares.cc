@@ -188,6 +188,9 @@ void PlanSearch::add_mixes(int degrees, bool sequence_parallel) {
   }
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
   const std::vector<int64_t> sizes = mixed_micro_batches(request_, samples);
+  if (sizes.empty()) {  // each would make too many micro-batches
+    return;
+  }
   for (size_t order = 0; order < orders_.back().size(); ++order) {
     const std::vector<int> kinds = kinds_of_data_ranks(degrees, static_cast<int>(order));
     const int num_kinds = *std::max_element(kinds.begin(), kinds.end()) + 1;

@@ -124,6 +124,12 @@ TEST(PlannerTest, MicroBatchesWithoutNumberAreRefused) {
   PlanRequest request = request_for(make_preset("rtx-4090"), 1, 2, 256);
   request.global_batch = 99'999'999'999;
   EXPECT_FALSE(make_plan(request).feasible);  // no device holds the fewest that a step may have
+  PlanRequest mixed = request;                // whose data ranks could have sizes of their own
+  mixed.topology = parse_cluster(
+      "hosts: [{count: 1, devices: [{count: 1, type: rtx-4090}, {count: 1, type: a100-sxm4-80gb}],"
+      " intra: pcie4}]",
+      "c.yaml");
+  EXPECT_FALSE(make_plan(mixed).feasible);
   request.pins.micro_batch = 16;
   try {
     make_plan(request);
