@@ -20,6 +20,14 @@ std::map<std::string, std::string> training_settings(const Options& options,
       settings[option.name] = option.get(options);
     }
   }
+  // Of the plan's, those that change the numbers of a step.
+  std::vector<std::string> numeric = {"batch-norm", "reduction"};
+  if (options.reduction == "exact") {
+    numeric.emplace_back("logical-shards");
+  }
+  for (const std::string& name : numeric) {
+    settings[name] = find_option(name)->get(options);
+  }
   settings["precision"] = job.precision;
   settings["weight-decay"] = concat(job.spec.optimizer.weight_decay);
   settings["number of samples"] = concat(job.dataset->num_samples());
@@ -114,6 +122,18 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const Options& options,
                   "' is of another model than '",
                   job.model->path(),
                   "'");
+  // Another seed is another order: what is left of the epoch would hold samples seen already.
+  TRAINRT_REQUIRE(checkpoint->position().seed == options.seed,
+                  kInvalidArgument,
+                  "checkpoint '",
+                  checkpoint->path(),
+                  "' was trained with --seed ",
+                  checkpoint->position().seed,
+                  ", this run's is ",
+                  options.seed,
+                  ", which would change the order of the samples; continue with --seed ",
+                  checkpoint->position().seed,
+                  ", or start anew from its --export in another --checkpoint-dir");
   compare_settings(
       checkpoint->position().settings, training_settings(options, job), checkpoint->path(), tell);
   log_info("resuming from ", checkpoint->path());

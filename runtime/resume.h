@@ -21,7 +21,7 @@ std::map<std::string, std::string> training_settings(const Options& options,
 // The checkpoint to begin from; null without one. A folder that holds checkpoints is continued or
 // refused: nothing is overwritten by accident. With `tell`, removes what a killed run left half
 // written and says what differs from the checkpoint's settings. Throws kInvalidArgument for a
-// checkpoint of another model or optimizer.
+// checkpoint of another model, optimizer or seed.
 std::shared_ptr<const Checkpoint> open_checkpoint(const Options& options,
                                                   const TrainingJob& job,
                                                   bool tell);

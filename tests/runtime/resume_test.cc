@@ -94,27 +94,56 @@ TEST_F(ResumeTest, OtherSettingsAreNamedOneByOne) {
   run({"--steps", "2", "--seed", "3"});
   const ProgramResult same = run({"--steps", "3", "--seed", "3", "--resume"});
   EXPECT_THAT(same.err, Not(HasSubstr("resuming with another")));
-  const ProgramResult other = run(
-      {"--steps", "4", "--seed", "4", "--batch-size", "16", "--lr-schedule", "cosine", "--resume"});
-  EXPECT_THAT(other.err, HasSubstr("another --seed: 3 -> 4"));
+  const ProgramResult other = run({"--steps",
+                                   "4",
+                                   "--seed",
+                                   "3",
+                                   "--batch-size",
+                                   "16",
+                                   "--lr-schedule",
+                                   "cosine",
+                                   "--reduction",
+                                   "exact",
+                                   "--batch-norm",
+                                   "sync",
+                                   "--resume"});
   EXPECT_THAT(other.err, HasSubstr("another --batch-size: 32 -> 16"));
   EXPECT_THAT(other.err, HasSubstr("another --lr-schedule: constant -> cosine"));
+  EXPECT_THAT(other.err, HasSubstr("another --reduction: fast -> exact"));
+  EXPECT_THAT(other.err, HasSubstr("another --batch-norm: local -> sync"));
 }
 
-TEST_F(ResumeTest, TheStateOfAnotherOptimizerIsRefused) {
-  run({"--steps", "2", "--optimizer", "adam"});
-  const ProgramResult result = run_trainrt({"run",
-                                            model_,
-                                            "--loss",
-                                            "mse",
-                                            "--checkpoint-dir",
-                                            checkpoints_,
-                                            "--resume",
-                                            "--optimizer",
-                                            "adamw"});
+struct Refused {
+  const char* name;
+  std::vector<std::string> before, now;
+  const char* says;
+};
+
+class RefusedResumeTest : public ResumeTest, public ::testing::WithParamInterface<Refused> {};
+
+TEST_P(RefusedResumeTest, NamesBothValues) {
+  std::vector<std::string> begun = GetParam().before;
+  begun.insert(begun.end(), {"--steps", "2"});
+  run(begun);
+  std::vector<std::string> words = {
+      "run", model_, "--loss", "mse", "--checkpoint-dir", checkpoints_, "--resume"};
+  words.insert(words.end(), GetParam().now.begin(), GetParam().now.end());
+  const ProgramResult result = run_trainrt(words);
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--optimizer adam, this run's is adamw"));
+  EXPECT_THAT(result.err, HasSubstr(GetParam().says));
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings,
+    RefusedResumeTest,
+    ::testing::Values(Refused{"Optimizer",
+                              {"--optimizer", "adam"},
+                              {"--optimizer", "adamw"},
+                              "--optimizer adam, this run's is adamw"},
+                      Refused{
+                          "Seed", {"--seed", "3"}, {"--seed", "4"}, "--seed 3, this run's is 4"},
+                      Refused{"SeedLeftOut", {"--seed", "3"}, {}, "--seed 3, this run's is 0"}),
+    [](const auto& row) { return std::string(row.param.name); });
 
 TEST_F(ResumeTest, OldCheckpointsGoAndTheOneInUseStays) {
   const std::string trained = folder_.file("a.onnx"), frozen = folder_.file("b.onnx");
