@@ -45,7 +45,7 @@ std::shared_ptr<const Dataset> open_text(const std::string& spec,
       open_text_file(spec.substr(5), sequence_length(forward, spec.substr(5)), alphabet);
   const auto characters = static_cast<int64_t>(code_points(text->alphabet()).size());
   for (const ValueId id : forward.values_of_kind(ValueKind::kInput)) {
-    const int64_t rows = num_indices_of(forward, id);
+    const int64_t rows = index_sizes_of(forward, id).smallest;
     TRAINRT_REQUIRE(rows == 0 || characters <= rows,
                     kInvalidArgument,
                     text->description(),
@@ -177,7 +177,7 @@ DataChoice choose_synthetic(const Options& options, const Graph& forward, const 
       inputs.push_back({value.name,
                         value.type.dtype,
                         without_batch(value.type.shape, value.batch_axis),
-                        num_indices_of(forward, id)});
+                        index_sizes_of(forward, id).smallest});
     }
   }
   const size_t num_inputs = inputs.size();
@@ -447,7 +447,7 @@ void find_ranges(const Graph& forward,
           ValueRange{0, num_classes(scores, choice.loss.labels_shape), choice.loss.ignore_index};
     } else if (inner && inner->first == binding.input) {
       binding.range = ValueRange{0, inner->second, choice.loss.ignore_index};
-    } else if (const int64_t rows = input ? num_indices_of(forward, *input) : 0; rows > 0) {
+    } else if (const int64_t rows = input ? index_sizes_of(forward, *input).largest : 0; rows > 0) {
       binding.range = ValueRange{-rows, rows};
     }
   }

@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "graph/random.h"
 
@@ -183,27 +184,53 @@ std::unique_ptr<Dataset> make_synthetic_dataset(uint64_t seed,
   return std::make_unique<SyntheticDataset>(seed, std::move(inputs), std::move(labels));
 }
 
-int64_t num_indices_of(const Graph& graph, ValueId input) {
+namespace {
+
+// The sizes of the axes of its data that a node addresses by the elements of its input 1; empty
+// when that input holds no indices.
+Shape indexed_sizes(const Graph& graph, const Node& node) {
+  static const std::set<std::string> kAlongAxis = {"Gather", "GatherElements", "ScatterElements"};
+  if (node.inputs.size() < 2) {
+    return {};
+  }
+  const Shape& data = graph.value(node.inputs[0]).type.shape;
+  if (kAlongAxis.count(node.op_type) != 0) {
+    const int axis =
+        normalize_axis(node.attributes.get_int("axis", 0), static_cast<int>(data.size()));
+    return {data[static_cast<size_t>(axis)]};
+  }
+  if (node.op_type == "GatherND" || node.op_type == "ScatterND") {
+    const auto first = data.begin() + node.attributes.get_int("batch_dims", 0);
+    return {first, first + graph.value(node.inputs[1]).type.shape.back()};
+  }
+  return {};
+}
+
+}  // namespace
+
+IndexSizes index_sizes_of(const Graph& graph, ValueId input) {
+  static const std::set<std::string> kPassing = {
+      "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Identity", "Flatten"};
   const std::vector<std::vector<NodeId>> consumers = graph.consumers();
   std::vector<ValueId> to_visit = {input};
-  int64_t smallest = 0;
+  IndexSizes sizes;
+  const auto lower = [](int64_t& size, int64_t to) { size = size == 0 ? to : std::min(size, to); };
   while (!to_visit.empty()) {
     const ValueId id = to_visit.back();
     to_visit.pop_back();
     for (const NodeId reader : consumers[static_cast<size_t>(id)]) {
       const Node& node = graph.node(reader);
-      static const std::vector<std::string> kPassing = {
-          "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Identity", "Flatten"};
-      if (node.op_type == "Gather" && node.inputs.size() > 1 && node.inputs[1] == id) {
-        const Shape& table = graph.value(node.inputs[0]).type.shape;
-        const int64_t rows = table.at(static_cast<size_t>(node.attributes.get_int("axis", 0)));
-        smallest = smallest == 0 ? rows : std::min(smallest, rows);
-      } else if (std::find(kPassing.begin(), kPassing.end(), node.op_type) != kPassing.end()) {
+      const bool as_indices = node.inputs.size() > 1 && node.inputs[1] == id;
+      const Shape axes = as_indices ? indexed_sizes(graph, node) : Shape{};
+      if (!axes.empty()) {
+        lower(sizes.smallest, *std::min_element(axes.begin(), axes.end()));
+        lower(sizes.largest, *std::max_element(axes.begin(), axes.end()));
+      } else if (kPassing.count(node.op_type) != 0 && node.inputs[0] == id) {
         to_visit.push_back(node.outputs[0]);
       }
     }
   }
-  return smallest;
+  return sizes;
 }
 
 }  // namespace trainrt

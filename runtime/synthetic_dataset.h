@@ -28,8 +28,13 @@ std::unique_ptr<Dataset> make_synthetic_dataset(uint64_t seed,
                                                 std::vector<SyntheticInput> inputs,
                                                 std::optional<SyntheticLabels> labels);
 
-// How many rows the table has that integer input `input` looks up (through casts and the like): the
-// range of valid values. 0 when it looks up nothing.
-int64_t num_indices_of(const Graph& graph, ValueId input);
+// The sizes of the axes that integer input `input` picks places of (through casts and the like), by
+// Gather, Scatter and their kin; 0 when it picks none. Indices below the smallest fit everywhere;
+// one beyond the largest fits nowhere it is read: tuples (GatherND) have several axes.
+struct IndexSizes {
+  int64_t smallest = 0;
+  int64_t largest = 0;
+};
+IndexSizes index_sizes_of(const Graph& graph, ValueId input);
 
 }  // namespace trainrt

@@ -88,6 +88,7 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
           model("(int64[N, 4] x) => (float[N, 2] y)",
                 "float[3, 2] w = {1, 2, 3, 4, 5, 6}",
                 "e = Gather(w, x)\ny = ReduceMean<axes = [1], keepdims = 0>(e)"));
+    write_lookups();
     write("weights.bin", std::string(20, '\0'));
     write("missing.onnx", external("no_such.bin"));
     write("too_short.onnx", external("weights.bin"));
@@ -97,6 +98,23 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
     EXPECT_EQ(run_trainrt({"model", "lenet", "-o", whole}).exit_code, 0);
     const std::string bytes = testing::file_text(whole);
     write("truncated.onnx", bytes.substr(0, bytes.size() / 2));
+  }
+
+  // Operators that pick three places by the indices `i`, each with a scalar loss.
+  static void write_lookups() {
+    const auto write = [](const std::string& name, const std::string& lookup) {
+      write_text(folder_->file(name),
+                 model("(int64[N] i) => (float loss)",
+                       "float[3] w = {1, 2, 3}, float[2, 3] rows = {1, 2, 3, 4, 5, 6}, "
+                       "int64[1] last = {1}",
+                       "u = Cast<to = 1>(i)\ntuples = Unsqueeze(i, last)\ne = " + lookup +
+                           "\nloss = ReduceMean<keepdims = 0>(e)"));
+    };
+    write("gather.onnx", "Gather<axis = -1>(rows, i)");
+    write("gather_elements.onnx", "GatherElements(w, i)");
+    write("gather_nd.onnx", "GatherND(w, tuples)");
+    write("scatter_elements.onnx", "ScatterElements<reduction = \"add\">(w, i, u)");
+    write("scatter_nd.onnx", "ScatterND<reduction = \"add\">(w, tuples, u)");
   }
 
   // The dense model with its 48 bytes of weights in another file.
@@ -182,6 +200,26 @@ const std::vector<BadData> kBadData = {
      {"run", "embedding.onnx", "--data", "good"},
      2,
      {"'images'", "float32", "input 'x'", "int64"}},
+    {"GatherIndex",
+     {"run", "gather.onnx", "--data", "class_3_of_3", "--input", "i=labels"},
+     2,
+     {"(Gather): index 3", "sample 3 of array 'labels'", "holds 3; wanted -3 to 2"}},
+    {"GatherElementsIndex",
+     {"run", "gather_elements.onnx", "--data", "class_3_of_3", "--input", "i=labels"},
+     2,
+     {"(GatherElements): index 3", "sample 3 of array 'labels'", "holds 3; wanted -3 to 2"}},
+    {"GatherNdIndex",
+     {"run", "gather_nd.onnx", "--data", "class_3_of_3", "--input", "i=labels"},
+     2,
+     {"(GatherND): index 3", "sample 3 of array 'labels'", "holds 3; wanted -3 to 2"}},
+    {"ScatterElementsIndex",
+     {"run", "scatter_elements.onnx", "--data", "class_3_of_3", "--input", "i=labels"},
+     2,
+     {"(ScatterElements): index 3", "sample 3 of array 'labels'", "holds 3; wanted -3 to 2"}},
+    {"ScatterNdIndex",
+     {"run", "scatter_nd.onnx", "--data", "class_3_of_3", "--input", "i=labels"},
+     2,
+     {"(ScatterND): index 3", "sample 3 of array 'labels'", "holds 3; wanted -3 to 2"}},
     {"ExternalDataMissing", {"run", "missing.onnx", "--data", "good"}, 3, {"'w'", "no_such.bin"}},
     {"ExternalDataTooShort",
      {"run", "too_short.onnx", "--data", "good"},
