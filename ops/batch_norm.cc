@@ -386,7 +386,8 @@ void upgrade(UpgradeContext& u) {
   Attributes attributes = {{"epsilon", given.get_float("epsilon", 1e-5)}, {"count", int64_t{1}}};
   if (!training) {
     attributes.set("fixed", int64_t{1});
-    const ValueId moments = u.op("BatchNormFixedMoments", {u.input(3), u.input(4)});
+    const ValueId moments =
+        u.op("BatchNormFixedMoments", {u.input(3), u.input(4)}, {}, u.node_name() + "/moments");
     u.set_output(
         0,
         u.emit("BatchNormApply", {u.input(0), moments, u.input(1), u.input(2)}, attributes).at(0));

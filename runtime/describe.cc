@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "graph/base/log.h"
+#include "runtime/frozen_norms.h"
 
 namespace trainrt {
 
@@ -94,6 +95,13 @@ bool has_batch_statistics(const Run& run) {
   return false;
 }
 
+void warn_of_frozen_norms(const Run& run) {
+  const std::vector<std::string>& names = run.job.frozen_norms;
+  if (!run.job.evaluate && !names.empty()) {
+    log_warning(frozen_norms_text(names));
+  }
+}
+
 // What changes the result without being asked for.
 void warn_of_small_batches(const Run& run) {
   const int64_t n = run.job.dataset->num_samples();
@@ -151,6 +159,7 @@ void describe(const Run& run) {
     log_info("train ", training_text(run));
   }
   log_info("plan ", plan_text(run), ", ", run.devices[0].threads, " threads per rank, ", memory);
+  warn_of_frozen_norms(run);
   warn_of_small_batches(run);
 }
 

@@ -9,6 +9,7 @@
 #include "graph/passes/precision.h"
 #include "graph/scalar_loss.h"
 #include "runtime/data_choice.h"
+#include "runtime/frozen_norms.h"
 #include "runtime/load_cuda.h"
 #include "runtime/option_checks.h"
 #include "runtime/sample_order.h"
@@ -403,6 +404,7 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   const Graph plain = job.model->bind(bound);
   record_model_types(plain, job);
   job.num_forward_nodes = plain.num_nodes();
+  job.frozen_norms = frozen_norms(plain);
   Graph forward = apply_precision(plain, graph_precision(job.precision));
   const std::string alphabet = job.model->metadata(kAlphabetKey);
   Options told = options;

@@ -29,6 +29,7 @@ struct TrainingJob {
   std::vector<InputBinding> bindings;
   std::vector<std::string> input_names;  // of the bindings, in order
   int num_forward_nodes = 0;
+  std::vector<std::string> frozen_norms;  // of the forward graph: see runtime/frozen_norms.h
   std::map<std::string, TensorType> model_types;  // parameters and state as the file has them
   // Of a resumed run: frozen weights are read from it, since they may have been trained before.
   std::shared_ptr<const Checkpoint> checkpoint;

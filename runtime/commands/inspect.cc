@@ -8,6 +8,7 @@
 #include "graph/printer.h"
 #include "graph/training_graph.h"
 #include "runtime/commands/command.h"
+#include "runtime/frozen_norms.h"
 #include "runtime/option_checks.h"
 #include "runtime/training_job.h"
 
@@ -30,6 +31,7 @@ struct Report {
   std::vector<UnsupportedOp> unsupported;
   std::map<std::string, int> operators;  // after import, by operator
   std::vector<LossSpec> losses;          // that the float outputs can carry, the default first
+  std::vector<std::string> frozen;       // BatchNormalization with fixed statistics
   std::map<std::string, int64_t> dims;   // sizes chosen only to describe the model
   std::string cannot_bind;               // why there is no graph
 };
@@ -82,6 +84,7 @@ void describe(const OnnxModel& model, BindOptions bind, Report& report) {
     for (const Node& node : graph.nodes()) {
       ++report.operators[node.op_type];
     }
+    report.frozen = frozen_norms(graph);
     if (!model.has_training_info()) {
       report.losses = loss_candidates(graph);
     }
@@ -175,6 +178,9 @@ std::string as_text(const OnnxModel& model, const Report& report) {
                    tensor.why.empty() ? "" : ": " + tensor.why,
                    "\n");
   }
+  if (!report.frozen.empty()) {
+    text += concat("frozen     ", frozen_norms_text(report.frozen), "\n");
+  }
   if (!report.operators.empty()) {
     text += "operators ";
     for (const auto& [name, count] : report.operators) {
@@ -212,6 +218,7 @@ std::string as_json(const OnnxModel& model, const Report& report) {
                {"outputs", model.outputs()},
                {"losses", Json::array()},
                {"tensors", Json::array()},
+               {"frozen_batch_norms", report.frozen},
                {"operators", report.operators},
                {"unsupported", Json::array()}};
   for (const ModelInput& input : model.inputs()) {

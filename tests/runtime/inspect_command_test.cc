@@ -11,6 +11,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::ProgramResult;
 using testing::run_trainrt;
 using testing::TemporaryFolder;
@@ -44,6 +45,23 @@ TEST_F(InspectCommandTest, RolesAreSaidWithTheirReasons) {
             HasSubstr("state m float32[2]: running mean of BatchNormalization 'bn'"),
             HasSubstr("unused unused float32[4]"),
             HasSubstr("trained    4 elements in 2 tensors")));
+}
+
+TEST_F(InspectCommandTest, BatchNormsInInferenceFormAreNamed) {
+  const std::string signature = "(float[N, 2, 4] x) => (float[N, 2, 4] y)";
+  const std::string values =
+      "float[2] s = {1, 1}, float[2] b = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 1}";
+  const std::string body =
+      "h = BatchNormalization(x, s, b, m, v)\n"
+      "[second] y = BatchNormalization(h, s, b, m, v)";
+  EXPECT_THAT(inspect(signature, values, body),
+              HasSubstr("frozen     2 BatchNormalization nodes in inference form "
+                        "('BatchNormalization:h', 'second')"));
+  EXPECT_EQ(nlohmann::json::parse(inspect(signature, values, body, "json"))["frozen_batch_norms"],
+            (std::vector<std::string>{"BatchNormalization:h", "second"}));
+  EXPECT_THAT(
+      inspect(signature, values, "y, m2, v2 = BatchNormalization<training_mode=1>(x, s, b, m, v)"),
+      Not(HasSubstr("frozen ")));
 }
 
 TEST_F(InspectCommandTest, LossCandidatesAreNamed) {

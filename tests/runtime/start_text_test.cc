@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "graph/base/error.h"
 #include "tests/support/idx_file.h"
 #include "tests/support/paths.h"
 #include "tests/support/run_program.h"
@@ -91,6 +92,32 @@ TEST_F(StartTextTest, WarnsOfBatchStatisticsOfMicroBatches) {
   EXPECT_THAT(started({"--micro-batch-size", "8", "--batch-norm", "sync"}),
               Not(HasSubstr("BatchNorm's")));
   EXPECT_THAT(started({}), Not(HasSubstr("BatchNorm's")));
+}
+
+TEST_F(StartTextTest, WarnsOnceOfBatchNormInInferenceForm) {
+  const auto write = [&](const char* outputs, const char* mode) {
+    testing::write_text(model_,
+                        concat("<ir_version: 8, opset_import: [\"\" : 17]>\n"
+                               "g (float[N, 4] x) => (float[N, 4] y)\n"
+                               "<float[4] s = {1, 1, 1, 1}, float[4] b = {0, 0, 0, 0},\n"
+                               " float[4] m = {0, 0, 0, 0}, float[4] v = {1, 1, 1, 1},\n"
+                               " float[4] w = {1, 2, 3, 4}>\n"
+                               "{\n  [bn] h",
+                               outputs,
+                               " = BatchNormalization",
+                               mode,
+                               "(x, s, b, m, v)\n  a = Relu(h)\n  y = Mul(a, w)\n}\n"));
+  };
+  const std::string warning = "warning: 1 BatchNormalization node in inference form ('bn')";
+  write("", "");
+  const std::string text = started({"--devices", "cpu:2", "--dp", "2"});
+  EXPECT_THAT(text, HasSubstr(warning));
+  EXPECT_EQ(text.find(warning), text.rfind(warning));
+  EXPECT_THAT(started({"--freeze", "s", "--freeze", "b"}), Not(HasSubstr("inference form")));
+  EXPECT_THAT(run_trainrt({"eval", model_, "--loss", "mse", "--steps", "1"}).err,
+              Not(HasSubstr("inference form")));
+  write(", m2, v2", "<training_mode = 1>");
+  EXPECT_THAT(started({}), Not(HasSubstr("inference form")));
 }
 
 TEST_F(StartTextTest, ASignalBeforeTheFirstStepEndsTheRunAtOnce) {
