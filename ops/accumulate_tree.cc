@@ -30,6 +30,17 @@ TensorType element_of_stack(const OpContext& op) {
   return {stack.dtype, Shape(stack.shape.begin() + 1, stack.shape.end())};
 }
 
+// The schedule of the attributes touches `wanted` entries of the stack.
+void require_entries(const OpContext& op, int64_t wanted) {
+  TRAINRT_REQUIRE(op.input_shape(0)[0] >= wanted,
+                  kInvalidModel,
+                  op.node().op_type,
+                  ": wants a stack of ",
+                  wanted,
+                  " entries, found ",
+                  shape_string(op.input_shape(0)));
+}
+
 // "a0 a1 ..." for the dims behind the first.
 std::string inner_dims(const OpContext& op) {
   std::string dims;
@@ -103,6 +114,7 @@ const RegisterOp kAccumulateTree{{
                       shape_string(op.input_shape(0)),
                       ", term is ",
                       shape_string(op.input_shape(1)));
+      require_entries(op, 1 + *std::ranges::max_element(op.attributes().get_ints("slot")));
       return {op.input_type(0)};
     },
     .cost = [](const OpContext& op) -> Cost {
@@ -132,7 +144,11 @@ const RegisterOp kAccumulateTree{{
 
 const RegisterOp kTreeSum{{
     .name = "TreeSum",
-    .infer_types = [](const OpContext& op) -> TensorTypes { return {element_of_stack(op)}; },
+    .infer_types = [](const OpContext& op) -> TensorTypes {
+      const TensorType element = element_of_stack(op);
+      require_entries(op, std::ssize(op.attributes().get_ints("merges")));
+      return {element};
+    },
     .cost = [](const OpContext& op) -> Cost { return memory_bound_cost(op); },
     .sharding = [](const OpContext& op) -> ShardingRule {
       const std::string dims = inner_dims(op);

@@ -52,7 +52,8 @@ BroadcastLoops broadcast_loops(const Shape& target, std::span<const Shape* const
 }
 
 RowCursor::RowCursor(const BroadcastLoops& loops, int64_t row) : loops_(&loops) {
-  for (int d = loops.ndim - 2; d >= 0; --d) {
+  // Row 0 has index 0 in all dims, those of size 0 too: reductions start there and read nothing.
+  for (int d = loops.ndim - 2; d >= 0 && row > 0; --d) {
     const size_t dim = static_cast<size_t>(d);
     index_[dim] = row % loops.dims[dim];
     row /= loops.dims[dim];
