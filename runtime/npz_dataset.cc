@@ -243,7 +243,11 @@ Tensor parse_npy(const std::vector<std::byte>& bytes, const std::string& what) {
         TRAINRT_FAIL(kInvalidArgument, what, " has a damaged shape");
       }
       i += digits;
-    } else {
+    } else {  // "(6, 4)", or "(6L, 4L)" of Python 2
+      TRAINRT_REQUIRE(dims[i] == ',' || dims[i] == ' ' || dims[i] == 'L',
+                      kInvalidArgument,
+                      what,
+                      " has a damaged shape");
       ++i;
     }
   }
@@ -321,6 +325,10 @@ std::unique_ptr<Dataset> open_npz(const std::string& path,
     DataArray array;
     array.name = entry.name.substr(0, entry.name.size() - 4);
     const std::string what = concat("array '", array.name, "' of '", path, "'");
+    const bool is_new = std::none_of(arrays.begin(), arrays.end(), [&](const DataArray& other) {
+      return other.name == array.name;
+    });
+    TRAINRT_REQUIRE(is_new, kInvalidArgument, what, " is there twice");
     try {
       tensors.push_back(parse_npy(read_entry(reader, entry, what), what));
     } catch (const Error& error) {

@@ -124,6 +124,28 @@ TEST(NpzDatasetTest, DamageIsAnErrorThatNamesTheFile) {
   }
 }
 
+TEST(NpzDatasetTest, AShapeOrANameThatCannotBeIsRefused) {
+  const testing::TemporaryFolder folder;
+  const auto message = [&](const std::string& shape, const std::string& second) {
+    numpy(
+        "import zipfile, io\n"
+        "f = io.BytesIO()\nnp.save(f, np.zeros((6, 4), 'f4'))\n"
+        "x = f.getvalue().replace(b'(6, 4), ', b'" +
+        shape + "')\nz = zipfile.ZipFile('" + folder.file("d.npz") +
+        "', 'w')\nz.writestr('x.npy', x)\nz.writestr('" + second + ".npy', x)\nz.close()");
+    try {
+      open_npz(folder.file("d.npz"), {});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message("(6, 4), ", "y"), "");
+  EXPECT_THAT(message("(-6, 4),", "y"), HasSubstr("array 'x'"));
+  EXPECT_THAT(message("(6, 4), ", "x"),
+              HasSubstr("'x' of '" + folder.file("d.npz") + "' is there"));
+}
+
 TEST(NpzDatasetTest, AFlippedByteOfThePayloadIsSeen) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("d.npz");
