@@ -9,7 +9,7 @@ namespace trainrt {
 
 namespace {
 
-// Of one sample; `where` tells which.
+// Of one sample; `where` tells which. A float that is finite may be infinite where it is fed.
 std::optional<std::string> bad_value_of(const Tensor& values,
                                         const InputBinding& binding,
                                         const std::string& where) {
@@ -17,9 +17,23 @@ std::optional<std::string> bad_value_of(const Tensor& values,
   if (!floating && !binding.range) {
     return std::nullopt;
   }
-  for (const double value : values.to_double()) {
+  const std::vector<double> held = values.to_double();
+  const bool cast = floating && is_floating(binding.dtype);
+  const std::vector<double> fed = cast ? values.cast(binding.dtype).to_double() : held;
+  for (size_t i = 0; i < held.size(); ++i) {
+    const double value = held[i];
     if (floating && !std::isfinite(value)) {
       return concat(where, " holds ", value);
+    }
+    if (floating && !std::isfinite(fed[i])) {
+      return concat(where,
+                    " holds ",
+                    value,
+                    ", which is more than ",
+                    dtype_name(binding.dtype),
+                    " of input '",
+                    binding.input,
+                    "' can be");
     }
     if (!floating) {
       const ValueRange& range = *binding.range;

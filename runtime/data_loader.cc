@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "graph/printer.h"
 #include "runtime/sample_order.h"
@@ -51,6 +52,27 @@ void convert_elements(
   });
 }
 
+// The first of `n` integers that an element of `to_dtype` cannot hold; -1: none.
+int64_t first_too_large(DType from_dtype, const std::byte* from, DType to_dtype, int64_t n) {
+  int64_t found = -1;
+  dispatch_all(from_dtype, [&](auto from_tag) {
+    dispatch_all(to_dtype, [&](auto to_tag) {
+      using From = decltype(from_tag);
+      using To = decltype(to_tag);
+      constexpr bool kIntegers = std::is_integral_v<From> && std::is_integral_v<To> &&
+                                 !std::is_same_v<From, bool> && !std::is_same_v<To, bool>;
+      if constexpr (kIntegers && !std::is_same_v<From, To>) {
+        for (int64_t i = 0; i < n && found < 0; ++i) {
+          From value;
+          std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
+          found = std::in_range<To>(value) ? -1 : i;
+        }
+      }
+    });
+  });
+  return found;
+}
+
 // Writes sample `s` of `batch` into a tensor [outer, batch, inner]; the sample is [outer, inner].
 void place_sample(const InputBinding& binding,
                   const Shape& sample_shape,
@@ -90,6 +112,7 @@ class SampleReader {
     raw_.resize(static_cast<size_t>(elements * dtype_bytes(array.dtype)));
     whole_.resize(static_cast<size_t>(elements * dtype_bytes(binding.dtype)));
     dataset_.read(binding.array, sample, raw_.data());
+    require_room(binding, array, sample);
     convert_elements(array.dtype, raw_.data(), binding.dtype, whole_.data(), elements);
     if (binding.token_axis < 0) {
       return whole_.data();
@@ -101,6 +124,27 @@ class SampleReader {
   }
 
  private:
+  // Integers are never cut to fewer bits: 2^32 would be read as 0.
+  void require_room(const InputBinding& binding, const DataArray& array, int64_t sample) const {
+    const int64_t at = first_too_large(
+        array.dtype, raw_.data(), binding.dtype, num_elements(binding.sample_shape));
+    TRAINRT_REQUIRE(at < 0,
+                    kInvalidArgument,
+                    "sample ",
+                    sample,
+                    " of array '",
+                    array.name,
+                    "' of ",
+                    dataset_.description(),
+                    " holds, as element ",
+                    at,
+                    ", a number that ",
+                    dtype_name(binding.dtype),
+                    " of input '",
+                    binding.input,
+                    "' cannot be");
+  }
+
   // Dims of the sample around its token axis, the inner ones in bytes.
   struct Around {
     int64_t outer, tokens, inner_bytes;

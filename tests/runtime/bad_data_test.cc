@@ -89,6 +89,10 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
                 "float[3, 2] w = {1, 2, 3, 4, 5, 6}",
                 "e = Gather(w, x)\ny = ReduceMean<axes = [1], keepdims = 0>(e)"));
     write_lookups();
+    write("bytes.onnx",
+          model("(int8[N] i) => (float loss)",
+                "float[1] w = {1}",
+                "u = Cast<to = 1>(i)\ne = Mul(u, w)\nloss = ReduceMean<keepdims = 0>(e)"));
     write("weights.bin", std::string(20, '\0'));
     write("missing.onnx", external("no_such.bin"));
     write("too_short.onnx", external("weights.bin"));
@@ -147,6 +151,7 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
     write("good", samples, labels);
     write("wide", wide, labels);
     write("class_3_of_3", samples, std::vector<int32_t>{0, 1, 2, 3, 1, 2});
+    write("class_300", samples, std::vector<int32_t>{0, 1, 300, 3, 1, 2});
     write("class_-1", samples, std::vector<int32_t>{0, 1, 2, -1, 1, 2});
     write("ignored", samples, std::vector<int32_t>(6, -100));
     write("zeros", std::vector<std::vector<float>>(6, std::vector<float>(4, 0.0f)), labels);
@@ -200,6 +205,10 @@ const std::vector<BadData> kBadData = {
      {"run", "embedding.onnx", "--data", "good"},
      2,
      {"'images'", "float32", "input 'x'", "int64"}},
+    {"NumbersTooLargeForTheInput",
+     {"run", "bytes.onnx", "--data", "class_300", "--input", "i=labels"},
+     2,
+     {"sample 2 of array 'labels'", "int8 of input 'i'"}},
     {"GatherIndex",
      {"run", "gather.onnx", "--data", "class_3_of_3", "--input", "i=labels"},
      2,
