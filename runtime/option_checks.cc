@@ -107,7 +107,9 @@ std::vector<NamedFile> input_files(const std::string& command, const Options& op
   } else if (data != "synthetic") {
     files.push_back({"--data", data});
   }
-  for (const NamedFile& file : {NamedFile{"--config", options.config},
+  // A folder, but no output may take its name.
+  for (const NamedFile& file : {NamedFile{"--checkpoint-dir", options.checkpoint_dir},
+                                NamedFile{"--config", options.config},
                                 NamedFile{"--cluster", options.cluster},
                                 NamedFile{"--plan", options.plan}}) {
     files.push_back(file);
@@ -115,16 +117,33 @@ std::vector<NamedFile> input_files(const std::string& command, const Options& op
   return files;
 }
 
+// Those that were given.
+std::vector<NamedFile> output_files(const Options& options) {
+  std::vector<NamedFile> files;
+  for (const NamedFile& file : {NamedFile{"--export", options.export_file},
+                                NamedFile{"--metrics", options.metrics},
+                                NamedFile{"--trace", options.trace},
+                                NamedFile{"--annotate", options.annotate},
+                                NamedFile{"--bands", options.bands},
+                                NamedFile{"--calibrate", options.calibrate},
+                                NamedFile{"-o", options.output_file}}) {
+    if (!file.path.empty()) {
+      files.push_back(file);
+    }
+  }
+  return files;
+}
+
+void require_outputs(const Options& options) {
+  for (const NamedFile& output : output_files(options)) {
+    require_writable(output.path, output.flag);
+  }
+}
+
 // No output may be one of the files `taken`, nor another output.
 void refuse_replacing(const Options& options, std::vector<NamedFile> taken) {
-  for (const NamedFile& output : {NamedFile{"--export", options.export_file},
-                                  NamedFile{"--metrics", options.metrics},
-                                  NamedFile{"--trace", options.trace},
-                                  NamedFile{"--annotate", options.annotate},
-                                  NamedFile{"--bands", options.bands},
-                                  NamedFile{"--calibrate", options.calibrate},
-                                  NamedFile{"-o", options.output_file}}) {
-    if (output.path.empty() || output.path.rfind("/dev/", 0) == 0) {
+  for (const NamedFile& output : output_files(options)) {
+    if (output.path.rfind("/dev/", 0) == 0) {
       continue;
     }
     for (const NamedFile& other : taken) {
@@ -160,6 +179,9 @@ void check_flags(const Options& options) {
                     name,
                     " wants --checkpoint-dir DIR");
   }
+  TRAINRT_REQUIRE(options.loss != "output:",
+                  kInvalidArgument,
+                  "--loss output: names no output; wanted output:NAME");
   check_hyperparameters(options);
   check_modes(options);
 }
@@ -171,6 +193,29 @@ void check_files(const std::string& command, const Options& options) {
                   command,
                   "' prints text or json");
   refuse_replacing(options, input_files(command, options));
+  if (options.checkpoint_dir.empty()) {  // an output may lie in that folder, which check_outputs()
+    require_outputs(options);            // makes first
+  }
+}
+
+void check_loss_scaling(const Options& options, const std::string& precision) {
+  for (const char* name : {"init-scale", "growth-factor", "backoff-factor", "growth-interval"}) {
+    TRAINRT_REQUIRE(precision == "fp16" || options.flags.count(name) == 0,
+                    kInvalidArgument,
+                    "--",
+                    name,
+                    " has no effect with --precision ",
+                    precision,
+                    "; it belongs to --precision fp16");
+  }
+}
+
+void check_eval_length(const Options& options) {
+  TRAINRT_REQUIRE(options.steps.value_or(1) > 0 && options.epochs.value_or(1) > 0,
+                  kInvalidArgument,
+                  options.steps ? "--steps 0" : "--epochs 0",
+                  " leaves 'trainrt eval' nothing to evaluate; give at least 1, or neither for all "
+                  "of the data");
 }
 
 void check_weight_files(const Options& options, const OnnxModel& model) {
@@ -195,16 +240,7 @@ void refuse_beside_training_info(const Options& options) {
 }
 
 void check_outputs(const Options& options) {
-  if (!options.export_file.empty()) {
-    require_writable(options.export_file, "--export");
-  }
-  if (!options.metrics.empty()) {
-    require_writable(options.metrics, "--metrics");
-  }
-  if (!options.trace.empty()) {
-    require_writable(options.trace, "--trace");
-  }
-  if (!options.checkpoint_dir.empty()) {
+  if (!options.checkpoint_dir.empty()) {  // first, for another output may lie in it
     std::error_code error;
     fs::create_directories(options.checkpoint_dir, error);
     TRAINRT_REQUIRE(!error,
@@ -215,6 +251,7 @@ void check_outputs(const Options& options) {
                     error.message());
     require_writable(options.checkpoint_dir + "/manifest.json", "--checkpoint-dir");
   }
+  require_outputs(options);
 }
 
 }  // namespace trainrt

@@ -14,7 +14,7 @@ namespace trainrt {
 void check_flags(const Options& options);
 
 // Throws kInvalidArgument for --format html where there is no such form, and for an output file
-// that is an input, or another output, under whatever name.
+// that is an input, or another output, under whatever name; kIo for one that cannot be written.
 void check_files(const std::string& command, const Options& options);
 
 // The same for the files that the model's weights lie in, which only the model names.
@@ -24,8 +24,14 @@ void check_weight_files(const Options& options, const OnnxModel& model);
 // ineffective. Throws kInvalidArgument naming the first.
 void refuse_beside_training_info(const Options& options);
 
-// Throws kIo when a file or folder that a run is to write could not be written: told before the
-// work, not after it.
+// Settings of fp16's loss scale, given on the command line, at another precision.
+void check_loss_scaling(const Options& options, const std::string& precision);
+
+// `eval` of no step has no result.
+void check_eval_length(const Options& options);
+
+// Makes the checkpoint folder. Throws kIo when it or another file that a run is to write could not
+// be written: told before the work, not after it.
 void check_outputs(const Options& options);
 
 }  // namespace trainrt

@@ -18,6 +18,10 @@ constexpr double kMostEpochs = 1e9;
 // Threads and processes of one machine: beyond, the system's limits end the program.
 constexpr double kMostThreads = 1024;
 
+// Sizes of example models: more than any has, and their products are still numbers.
+constexpr double kMostLayers = 10000;
+constexpr double kLargestDim = 1e9;
+
 template <typename T>
 std::string number_text(T value) {
   char buffer[64];
@@ -420,20 +424,20 @@ std::vector<OptionDef> model_options() {
   const unsigned m = kModelOptions;
   using O = Options;
   return {
-      number("layers", m, &O::layers, "blocks", 1),
-      number("hidden", m, &O::hidden, "width", 1),
-      number("heads", m, &O::heads, "attention heads", 1),
-      number("kv-heads", m, &O::kv_heads, "key and value heads", 1),
-      number("ffn", m, &O::ffn, "width of the feed-forward part", 1),
-      number("vocab", m, &O::vocab, "vocabulary", 1),
-      number("seq", m, &O::seq, "sequence length", 1),
+      number("layers", m, &O::layers, "blocks", 1, kMostLayers),
+      number("hidden", m, &O::hidden, "width", 1, kLargestDim),
+      number("heads", m, &O::heads, "attention heads", 1, kLargestDim),
+      number("kv-heads", m, &O::kv_heads, "key and value heads", 1, kLargestDim),
+      number("ffn", m, &O::ffn, "width of the feed-forward part", 1, kLargestDim),
+      number("vocab", m, &O::vocab, "vocabulary", 1, kLargestDim),
+      number("seq", m, &O::seq, "sequence length", 1, kLargestDim),
       toggle("symbolic-seq",
              m,
              &O::symbolic_seq,
              "gpt2: leave the sequence length, of at most --seq, to --bind sequence=N"),
-      number("classes", m, &O::classes, "classes", 1),
-      number("image", m, &O::image, "side of the square image", 1),
-      number("channels", m, &O::channels, "channels of the image", 1),
+      number("classes", m, &O::classes, "classes", 1, kLargestDim),
+      number("image", m, &O::image, "side of the square image", 1, kLargestDim),
+      number("channels", m, &O::channels, "channels of the image", 1, kLargestDim),
       number("dropout", m, &O::dropout, "dropout probability", 0, 1),
       number("seed", m, &O::seed, "of the initial weights"),
   };

@@ -36,8 +36,9 @@ void refuse_unknown(const std::string& command,
       continue;
     }
     const std::string name = extra.substr(0, extra.find('='));
-    const OptionDef* known = find_option(name.substr(std::min<size_t>(2, name.size())));
-    TRAINRT_REQUIRE(known == nullptr,
+    const bool known = name == "--config" || name == "--set" ||
+                       find_option(name.substr(std::min<size_t>(2, name.size()))) != nullptr;
+    TRAINRT_REQUIRE(!known,
                     kInvalidArgument,
                     "'trainrt ",
                     command,
@@ -172,7 +173,21 @@ std::vector<std::pair<std::string, std::string>> parse_pairs(const std::vector<s
                     " is '",
                     item,
                     "'; wanted NAME=VALUE");
-    pairs.emplace_back(item.substr(0, at), item.substr(at + 1));
+    const std::string name = item.substr(0, at);
+    // Of a key that is set twice the last one counts, as of a flag; two values of a name do not.
+    const bool is_new =
+        flag == "--set" || std::none_of(pairs.begin(), pairs.end(), [&](const auto& pair) {
+          return pair.first == name;
+        });
+    TRAINRT_REQUIRE(is_new,
+                    kInvalidArgument,
+                    flag,
+                    " gives '",
+                    name,
+                    "' twice, the second time as '",
+                    item,
+                    "'");
+    pairs.emplace_back(name, item.substr(at + 1));
   }
   return pairs;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <set>
 
 #include "graph/base/log.h"
@@ -105,7 +106,15 @@ BindOptions bind_options(const Options& options, bool training) {
         bind.dims[dim] > 0, kInvalidArgument, "--bind ", dim, " is ", size, "; wanted at least 1");
   }
   for (const auto& [name, axis] : parse_pairs(options.batch_axis, "--batch-axis")) {
-    bind.batch_axes[name] = static_cast<int>(parse_integer(axis, "--batch-axis " + name));
+    const int64_t number = parse_integer(axis, "--batch-axis " + name);
+    TRAINRT_REQUIRE(number >= -1 && number <= std::numeric_limits<int>::max(),
+                    kInvalidArgument,
+                    "--batch-axis ",
+                    name,
+                    " is ",
+                    number,
+                    "; wanted an axis from 0 on, or -1 for none");
+    bind.batch_axes[name] = static_cast<int>(number);
   }
   bind.trainable = options.trainable;
   bind.freeze = options.freeze;
@@ -349,6 +358,9 @@ void warn_of_label_axis(const DataChoice& choice, const std::map<std::string, in
 // What a loss inside the model makes of its samples, told once for all sizes of micro-batches.
 // `forward` of one sample does not tell.
 void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& loss) {
+  if (num_elements(forward.value(*forward.find_value(loss.output)).type.shape) != 1) {
+    return;  // no scalar, and refused as such
+  }
   const int64_t batch = micro_batch_size(forward);
   const std::optional<Graph> two = batch == 1 ? bind_to_batch(job, 2) : std::nullopt;
   const Graph& graph = two ? *two : forward;
@@ -390,6 +402,11 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
                            !options.is_given("optimizer") && !options.is_given("loss");
   if (job.from_training_info) {
     refuse_beside_training_info(options);
+  }
+  if (use == JobUse::kTrain) {
+    check_loss_scaling(options, job.precision);
+  } else if (evaluate) {
+    check_eval_length(options);
   }
   check_bound_dims(*job.model, job.bind);
   std::shared_ptr<const Dataset> arrays =

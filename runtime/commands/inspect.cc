@@ -101,6 +101,23 @@ std::optional<int64_t> own_batch(const OnnxModel& model) {
   return std::nullopt;
 }
 
+// Rethrows `error` where only --trainable and --freeze are to blame: they match nothing, and a
+// description without them would not be what was asked for.
+void require_patterns(const OnnxModel& model, BindOptions bind, const Error& error) {
+  if (bind.trainable.empty() && bind.freeze.empty()) {
+    return;
+  }
+  bind.trainable.clear();
+  bind.freeze.clear();
+  try {
+    Report report;
+    describe(model, bind, report);
+  } catch (const Error&) {
+    return;
+  }
+  throw Error(error);
+}
+
 Report make_report(const OnnxModel& model, const Options& options) {
   Report report;
   BindOptions bind = bind_options(options, true);
@@ -108,6 +125,7 @@ Report make_report(const OnnxModel& model, const Options& options) {
   try {
     describe(model, bind, report);
   } catch (const Error& error) {
+    require_patterns(model, bind, error);
     // A dim that needs --bind, say: the rest of the file can still be described.
     report.cannot_bind = error.what();
     const std::optional<int64_t> batch = own_batch(model);

@@ -167,6 +167,12 @@ TEST_F(ResumeTest, OldCheckpointsGoAndTheOneInUseStays) {
   EXPECT_THAT(checkpoint_steps(checkpoints_), ElementsAre(10, 16, 17));
 }
 
+TEST_F(ResumeTest, AnExportMayLieBesideTheCheckpoints) {
+  run({"--steps", "1", "--export", checkpoints_ + "/last.onnx"});
+  EXPECT_NE(weight(checkpoints_ + "/last.onnx", "w1"), weight(model_, "w1"));
+  run({"--steps", "2", "--resume", "--export", checkpoints_ + "/last.onnx"});
+}
+
 TEST_F(ResumeTest, AFinishedRunSaysSo) {
   run({"--steps", "2"});
   const ProgramResult result = run({"--steps", "2", "--resume"});
