@@ -25,6 +25,19 @@ std::string dashed(std::string key) {
   return key;
 }
 
+std::string scalar_of(const YAML::Node& value, const std::string& name, const std::string& wanted) {
+  TRAINRT_REQUIRE(value.IsScalar(),
+                  kInvalidArgument,
+                  name,
+                  " is ",
+                  value.IsMap()        ? "a map"
+                  : value.IsSequence() ? "a list"
+                                       : "empty",
+                  "; wanted ",
+                  wanted);
+  return value.Scalar();
+}
+
 void set_option(const OptionDef& def,
                 const YAML::Node& value,
                 const std::string& where,
@@ -49,7 +62,10 @@ void set_option(const OptionDef& def,
     }
   } else if (value.IsMap() && def.repeatable && def.value.find('=') != std::string::npos) {
     for (const auto& item : value) {
-      def.set(options, item.first.Scalar() + "=" + item.second.Scalar(), name);
+      def.set(options,
+              scalar_of(item.first, name, "NAME: VALUE") + "=" +
+                  scalar_of(item.second, name, "NAME: VALUE"),
+              name);
     }
   } else if (!value.IsNull()) {
     TRAINRT_FAIL(kInvalidArgument,
@@ -60,6 +76,19 @@ void set_option(const OptionDef& def,
                  def.value.empty() ? "true or false" : "one value");
   }
   options.given.insert(def.name);
+}
+
+// precision.enabled, in YAML's own words for true and false.
+bool is_enabled(const YAML::Node& value, const std::string& where) {
+  const std::string name = where + ": 'enabled'";
+  bool enabled = false;
+  TRAINRT_REQUIRE(YAML::convert<bool>::decode(value, enabled),
+                  kInvalidArgument,
+                  name,
+                  " is '",
+                  scalar_of(value, name, "true or false"),
+                  "'; wanted true or false");
+  return enabled;
 }
 
 // parallel.strategy pins the degrees of the other strategies to 1.
@@ -130,7 +159,7 @@ void set_key(const std::string& group,
     const auto& names = kGroups.at(group);
     if (group == "precision" && key == "enabled") {
       // Off: full precision; on: whatever dtype says.
-      if (value.Scalar() == "false") {
+      if (!is_enabled(value, where)) {
         find_option("precision")->set(options, "fp32", where);
         options.given.insert("precision");
       }
@@ -143,6 +172,16 @@ void set_key(const std::string& group,
     key = at == names.end() ? key : at->second;
   }
   const OptionDef* def = find_option(key);
+  TRAINRT_REQUIRE(def != nullptr || !group.empty() || kGroups.count(key) == 0,
+                  kInvalidArgument,
+                  where,
+                  ": '",
+                  raw_key,
+                  "' is a group; wanted its keys, as in ",
+                  raw_key,
+                  ": {",
+                  kGroups.count(key) == 0 ? "" : kGroups.at(key).begin()->first,
+                  ": ...}");
   TRAINRT_REQUIRE(def != nullptr && is_configurable(*def),
                   kInvalidArgument,
                   where,
@@ -173,10 +212,11 @@ void set_group(const std::string& group,
     set_key(group, item.first.Scalar(), item.second, at, places, options);
   }
   if (group == "parallel" && map["strategy"]) {
-    set_strategy(map["strategy"].Scalar(), yaml_location(where, map["strategy"]), options);
+    const std::string at = yaml_location(where, map["strategy"]);
+    set_strategy(scalar_of(map["strategy"], at + ": 'strategy'", "one value"), at, options);
   }
   // `enabled: false` wins over a dtype beside it, in either order.
-  if (group == "precision" && map["enabled"] && map["enabled"].Scalar() == "false") {
+  if (group == "precision" && map["enabled"] && !is_enabled(map["enabled"], where)) {
     find_option("precision")->set(options, "fp32", where);
   }
 }

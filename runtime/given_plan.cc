@@ -1,6 +1,7 @@
 #include "runtime/given_plan.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "graph/base/error.h"
 #include "parallel/plan_annotation.h"
@@ -40,6 +41,10 @@ std::optional<GivenPlan> plan_file(const Options& options) {
         std::move(plan), stated_plan_keys(text), concat("--plan '", options.plan, "'")};
   } catch (Error& error) {
     error.add_context("in --plan '" + options.plan + "'");
+    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("feasible") && json.contains("plan")) {
+      error.add_context("this is a whole report; its object 'plan' alone is a plan");
+    }
     throw;
   }
 }

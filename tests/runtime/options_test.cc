@@ -106,6 +106,33 @@ TEST(OptionsTest, DisabledPrecisionIsFullPrecision) {
   EXPECT_EQ(options.precision, "fp32");
 }
 
+TEST(OptionsTest, EnabledIsTrueOrFalseInYamlsWords) {
+  for (const char* no : {"no", "off", "False"}) {
+    Options options;
+    apply_config(concat("precision: {dtype: fp16, enabled: ", no, "}"), "c.yaml", options);
+    EXPECT_EQ(options.precision, "fp32") << no;
+  }
+  Options on;
+  apply_config("precision: {enabled: True, dtype: fp16}", "c.yaml", on);
+  EXPECT_EQ(on.precision, "fp16");
+}
+
+TEST(OptionsTest, ValuesOfAnotherKindAreRefused) {
+  const auto message = [](const char* text) {
+    return message_of(
+        [&] {
+          Options options;
+          apply_config(text, "c.yaml", options);
+        },
+        ErrorCode::kInvalidArgument);
+  };
+  EXPECT_THAT(message("precision: {enabled: maybe}"), HasSubstr("is 'maybe'; wanted true or"));
+  EXPECT_THAT(message("precision: {enabled: [false]}"), HasSubstr("is a list; wanted true or"));
+  EXPECT_THAT(message("parallel: {strategy: {a: 1}}"), HasSubstr("'strategy' is a map"));
+  EXPECT_THAT(message("bind: {S: [1, 2]}"), HasSubstr("'bind' is a list; wanted NAME: VALUE"));
+  EXPECT_THAT(message("optim: sgd"), HasSubstr("'optim' is a group; wanted its keys, as in"));
+}
+
 TEST(OptionsTest, AKeyThatIsGivenTwiceIsRefused) {
   for (const char* text : {"lr: 1\nseed: 2\nlr: 2\n",
                            "lr: 1\nseed: 2\noptim: {lr: 2}\n",
