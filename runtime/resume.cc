@@ -46,6 +46,9 @@ namespace {
 std::string shown(const std::string& value) {
   const bool quoted = value.size() >= 2 && value.front() == '"' && value.back() == '"';
   const std::string text = quoted ? value.substr(1, value.size() - 2) : value;
+  if (text == concat(kEndlessSamples)) {
+    return "endless";
+  }
   return text.empty() || text == "[]" ? "unset" : text;
 }
 

@@ -7,6 +7,7 @@
 #include "graph/evaluator.h"
 #include "graph/onnx_import.h"
 #include "runtime/checkpoint.h"
+#include "tests/support/idx_file.h"
 #include "tests/support/run_program.h"
 #include "tests/support/tiny_model.h"
 
@@ -165,6 +166,25 @@ TEST_F(ResumeTest, OldCheckpointsGoAndTheOneInUseStays) {
   EXPECT_EQ(Checkpoint::newest(checkpoints_)->read("w1").to_double(), weight(trained, "w1"));
   run({"--steps", "17", "--resume"});
   EXPECT_THAT(checkpoint_steps(checkpoints_), ElementsAre(10, 16, 17));
+}
+
+TEST_F(ResumeTest, DataWithoutAnEndAreCalledEndless) {
+  testing::write_idx_folder(folder_.file("data"),
+                            "train",
+                            std::vector<std::vector<float>>(5, std::vector<float>(4, 0.5f)),
+                            {0, 1, 2, 0, 1});
+  run({"--steps", "1"});
+  const ProgramResult result = run_trainrt({"run",
+                                            model_,
+                                            "--data",
+                                            folder_.file("data"),
+                                            "--steps",
+                                            "1",
+                                            "--checkpoint-dir",
+                                            checkpoints_,
+                                            "--resume"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("another number of samples: endless -> 5"));
 }
 
 TEST_F(ResumeTest, AnExportMayLieBesideTheCheckpoints) {
