@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "graph/convert_number.h"
+
 namespace trainrt {
 
 namespace {
@@ -25,7 +27,7 @@ To convert(From value) {
   } else if constexpr (std::is_same_v<To, Float16> || std::is_same_v<To, BFloat16>) {
     return To(static_cast<float>(value));
   } else {
-    return static_cast<To>(value);
+    return convert_number<To>(value);
   }
 }
 

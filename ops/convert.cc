@@ -3,6 +3,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "graph/convert_number.h"
+
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -23,7 +25,7 @@ To convert(From value) {
   } else if constexpr (std::is_same_v<To, bool>) {
     return value != From(0);
   } else {
-    return static_cast<To>(value);
+    return convert_number<To>(value);
   }
 }
 

@@ -139,6 +139,24 @@ net (float[1, 1, 1, 4] x) => (float[1, 1, 2, 2] y)
   EXPECT_THAT(evaluate(graph, {{"x", x}}, graph.outputs())[0].to_double(), ElementsAre(1, 3, 1, 3));
 }
 
+TEST(OnnxBindTest, IntegersThatFloat64DoesNotHoldStayWhatTheyAre) {
+  const OnnxModel model = OnnxModel::parse_text(R"(
+<ir_version: 8, opset_import: ["" : 18]>
+net (float[1, 2] x) => (int64[2] last, int64[2] odd, int64[4] cast, float[1, 2] y)
+<float[4] far = {1e30, -1e30, 9.5, -9.5}>
+{ s = Constant<value = int64[1] {2}>()
+  last = ConstantOfShape<value = int64[1] {9223372036854775807}>(s)
+  odd = ConstantOfShape<value = int64[1] {9007199254740993}>(s)
+  cast = Cast<to = 7>(far)
+  y = Identity(x) })");
+  const Graph graph = model.bind({});
+  const Tensor x = Tensor::from<float>({1, 2}, {1, 2});
+  const std::vector<Tensor> results = evaluate(graph, {{"x", x}}, graph.outputs());
+  EXPECT_THAT(results[0].to_int64(), ElementsAre(INT64_MAX, INT64_MAX));
+  EXPECT_THAT(results[1].to_int64(), ElementsAre(9007199254740993, 9007199254740993));
+  EXPECT_THAT(results[2].to_int64(), ElementsAre(INT64_MAX, INT64_MIN, 9, -9));
+}
+
 TEST(OnnxBindTest, GroupNormalizationOfOpset18ScalesPerGroup) {
   // Deprecated as soon as it was replaced, but in files. Groups of two channels of two numbers.
   const OnnxModel model = OnnxModel::parse_text(R"(

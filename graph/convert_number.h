@@ -1,0 +1,30 @@
+// Numbers of one type as another, defined for every value.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+namespace trainrt {
+
+// What C++ leaves undefined and ONNX's Cast open: a float beyond an integer's range becomes the
+// nearest integer, NaN becomes 0. A GPU's conversion does so too.
+template <typename To, typename From>
+constexpr To convert_number(From value) {
+  if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> &&
+                !std::is_same_v<To, bool>) {
+    using Limits = std::numeric_limits<To>;
+    // The largest integer of 64 bits rounds up: what is not below it is out of range, or itself.
+    if (value >= static_cast<From>(Limits::max())) {
+      return Limits::max();
+    }
+    if (value <= static_cast<From>(Limits::min())) {
+      return Limits::min();
+    }
+    return std::isnan(value) ? To(0) : static_cast<To>(value);
+  } else {
+    return static_cast<To>(value);
+  }
+}
+
+}  // namespace trainrt
