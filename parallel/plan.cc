@@ -2,7 +2,9 @@
 #include "parallel/plan.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "parallel/micro_batches.h"
 
@@ -265,6 +267,40 @@ void check_ranges(const Plan& plan) {
                   ", wanted at least 1");
 }
 
+// Each rank has one device and each device one rank. Names may be left out.
+void check_devices(const Plan& plan) {
+  const int count = static_cast<int>(plan.devices.size());
+  std::map<std::pair<std::string, std::string>, int> rank_on;
+  std::set<int> ranks;
+  for (const PlanDevice& device : plan.devices) {
+    TRAINRT_REQUIRE(device.rank >= 0 && device.rank < count,
+                    kInvalidArgument,
+                    "plan.devices lists ",
+                    count,
+                    " devices, and rank ",
+                    device.rank,
+                    " among them; wanted the ranks 0 to ",
+                    count - 1);
+    TRAINRT_REQUIRE(ranks.insert(device.rank).second,
+                    kInvalidArgument,
+                    "plan.devices has rank ",
+                    device.rank,
+                    " twice");
+    const auto [known, is_new] =
+        rank_on.emplace(std::pair(device.host, device.device), device.rank);
+    TRAINRT_REQUIRE(is_new || device.device.empty(),
+                    kInvalidArgument,
+                    "plan.devices: ranks ",
+                    known->second,
+                    " and ",
+                    device.rank,
+                    " are both on ",
+                    device.host,
+                    "/",
+                    device.device);
+  }
+}
+
 }  // namespace
 
 std::string placement_string(const Placement& placement) {
@@ -454,6 +490,7 @@ Plan plan_from_json(const std::string& text) {
     }
   }
   check_ranges(plan);
+  check_devices(plan);
   count_micro_batches(plan);
   return plan;
 }

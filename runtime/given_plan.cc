@@ -34,17 +34,23 @@ std::optional<GivenPlan> plan_file(const Options& options) {
     return std::nullopt;
   }
   const std::vector<std::byte> bytes = read_file(options.plan);
-  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  // A report of `trainrt plan --format json` has the plan in it.
+  const auto report = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (report.is_object() && report.contains("feasible")) {
+    TRAINRT_REQUIRE(report["feasible"] == true && report.contains("plan"),
+                    kInvalidArgument,
+                    "--plan '",
+                    options.plan,
+                    "' is the report of a search that found no plan; its remedies say what fits");
+    text = report["plan"].dump();
+  }
   try {
     Plan plan = plan_from_json(text);
     return GivenPlan{
         std::move(plan), stated_plan_keys(text), concat("--plan '", options.plan, "'")};
   } catch (Error& error) {
     error.add_context("in --plan '" + options.plan + "'");
-    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.contains("feasible") && json.contains("plan")) {
-      error.add_context("this is a whole report; its object 'plan' alone is a plan");
-    }
     throw;
   }
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "graph/base/log.h"
 #include "runtime/version.h"
 
 namespace trainrt {
@@ -254,6 +255,34 @@ Launch kubernetes_launch(const Variables& variables, int64_t world_size) {
   return launch;
 }
 
+// N processes that each train alone write into one checkpoint folder. Our own variable says that
+// they were to be one training; others' are also set where each is meant to be alone.
+void require_or_tell_what_is_missing(const Variables& variables) {
+  TRAINRT_REQUIRE(variables.number("TRAINRT_WORLD_SIZE").value_or(1) == 1,
+                  kInvalidArgument,
+                  "TRAINRT_WORLD_SIZE is ",
+                  variables.text("TRAINRT_WORLD_SIZE").value_or(""),
+                  ", but nothing says which rank this process is: set TRAINRT_RANK, or leave both "
+                  "out to train with one process");
+  constexpr std::pair<const char*, const char*> kHalves[] = {
+      {"RANK", "WORLD_SIZE"},
+      {"WORLD_SIZE", "RANK"},
+      {"PMI_RANK", "PMI_SIZE"},
+      {"PET_NODE_RANK", "PET_NNODES"},
+      {"JOB_COMPLETION_INDEX", "TRAINRT_WORLD_SIZE"},
+  };
+  for (const auto& [set, missing] : kHalves) {
+    const bool says_one = std::string_view(set).ends_with("SIZE") && variables.number(set) == 1;
+    if (variables.has(set) && !variables.has(missing) && !says_one) {
+      log_warning("the environment has ",
+                  set,
+                  " but not ",
+                  missing,
+                  ": this process trains alone, as do all others that were started with it");
+    }
+  }
+}
+
 std::optional<Launch> launch_by_rule(const Variables& variables) {
   // A batch script has the job's variables without being one of its tasks.
   const bool slurm_script =
@@ -293,6 +322,7 @@ std::optional<Launch> launch_by_rule(const Variables& variables) {
   if (world_size && (variables.has("JOB_COMPLETION_INDEX") || in_pod)) {
     return kubernetes_launch(variables, *world_size);
   }
+  require_or_tell_what_is_missing(variables);
   return std::nullopt;
 }
 
@@ -361,8 +391,8 @@ std::optional<Launch> find_launch(const Environment& environment) {
                   place.rank,
                   " of ",
                   place.world_size,
-                  " but does not say where rank 0 is: set MASTER_ADDR (and MASTER_PORT), as in "
-                  "'mpirun -x MASTER_ADDR=HOST'");
+                  " but does not say where rank 0 is: set TRAINRT_ADDRESS=HOST:PORT or MASTER_ADDR "
+                  "(and MASTER_PORT), as in 'mpirun -x MASTER_ADDR=HOST'");
   return launch;
 }
 

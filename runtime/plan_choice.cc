@@ -185,9 +185,21 @@ Plan searched_plan(const Options& options,
 // A plan that leaves nothing open, as it is written. The flags beside it may say the same only.
 Plan whole_plan(const Options& options, const TrainingJob& job, const GivenPlan& given) {
   GivenPlan without_devices = given;  // these are the ones of this run, whatever they are called
+  TRAINRT_REQUIRE(
+      given.plan.devices.empty() || std::ssize(given.plan.devices) == given.plan.world_size(),
+      kInvalidArgument,
+      given.where,
+      " lists ",
+      given.plan.devices.size(),
+      " devices, and its degrees are for ",
+      given.plan.world_size());
   without_devices.plan.devices.clear();
   PlanPins pins = pins_from(options);
   pin_given_plan(without_devices, job.model->hash(), {}, &pins);
+  if (!job.evaluate) {  // the nodes and tensors that it names are of the training graph
+    const TrainingGraph training = job.build({job.example_micro_batch, 0}, true);
+    check_model_pins(pins, training.graph, job.num_forward_nodes);
+  }
   return given.plan;
 }
 

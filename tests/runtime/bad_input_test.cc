@@ -50,7 +50,6 @@ TEST_P(BadInputTest, EndsInOneClearMessage) {
   write_text(folder_.file("config.yaml"), "optimiser: adam\n");
   write_text(folder_.file("small.yaml"),
              "hosts:\n  - {count: 1, devices: [{count: 1, type: cpu, memory: 1000}]}\n");
-  write_text(folder_.file("report.json"), R"({"feasible": true, "plan": {}, "ranks": []})");
   std::filesystem::create_directories(folder_.file("empty"));
   write_text(folder_.file("broken.npz"), "PK no archive, but long enough to look for its end");
   std::vector<std::string> arguments;
@@ -91,7 +90,6 @@ const std::vector<BadInput> kBadInputs = {
     {"EmptyFolder", {"run", "%M", "--data", "%D/empty"}, 2, {"train-images"}},
     {"BrokenArchive", {"run", "%M", "--data", "%D/broken.npz"}, 2, {"broken.npz"}},
     {"TextForADenseModel", {"run", "%M", "--data", "text:%M"}, 2, {"no integer input"}},
-    {"ReportAsPlan", {"run", "%M", "--plan", "%D/report.json"}, 2, {"object 'plan' alone"}},
     {"EvalOfNothing", {"eval", "%M", "--loss", "mse", "--steps", "0"}, 2, {"--steps 0", "eval"}},
     {"TwoArraysForAnInput",
      {"run", "%M", "--input", "x=a", "--input", "x=b"},

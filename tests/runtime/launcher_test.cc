@@ -36,6 +36,20 @@ TEST(LauncherTest, NoVariablesNoLaunch) {
   EXPECT_FALSE(launch({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "h"}}));
 }
 
+TEST(LauncherTest, HalfOfALaunchIsRefusedOrTold) {
+  EXPECT_THAT(refusal({{"TRAINRT_WORLD_SIZE", "2"}}), HasSubstr("set TRAINRT_RANK"));
+  EXPECT_FALSE(launch({{"TRAINRT_WORLD_SIZE", "1"}}));
+  const auto told = [](const Map& variables) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_FALSE(launch(variables));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(told({{"JOB_COMPLETION_INDEX", "0"}}), HasSubstr("not TRAINRT_WORLD_SIZE"));
+  EXPECT_THAT(told({{"WORLD_SIZE", "4"}}), HasSubstr("has WORLD_SIZE but not RANK"));
+  EXPECT_THAT(told({{"PMI_RANK", "1"}}), HasSubstr("not PMI_SIZE"));
+  EXPECT_EQ(told({{"WORLD_SIZE", "1"}}), "");
+}
+
 TEST(LauncherTest, Torchrun) {
   Map variables = {{"RANK", "3"},
                    {"WORLD_SIZE", "4"},

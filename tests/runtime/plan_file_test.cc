@@ -52,6 +52,11 @@ class PlanFileTest : public ::testing::Test {
     const ProgramResult result = plan_with(file, flags);
     EXPECT_EQ(result.exit_code, 2) << result.err << result.out;
     EXPECT_THAT(result.err, message);
+    std::vector<std::string> command = {
+        "run", model(), "--steps", "1", "--plan", folder_.file("plan.json")};
+    command.insert(command.end(), flags.begin(), flags.end());
+    const ProgramResult run = run_trainrt(command);
+    EXPECT_EQ(run.exit_code, 2) << "run takes what plan refuses: " << result.err << run.err;
   }
 
   TemporaryFolder folder_;
@@ -161,8 +166,12 @@ TEST_F(PlanFileTest, ContradictionsAreRefused) {
   expect_refused(changed("/global_batch", 7), on_two, HasSubstr("3 fewer than the global batch"));
   expect_refused(changed("/stages/1/nodes", {14, 20}), on_two, HasSubstr("lie in"));
   expect_refused(changed("/stages/1/nodes/1", 900), on_two, HasSubstr("too many"));
-  expect_refused(changed("/devices/1/device", "cpu:7"), on_two, HasSubstr("does not have"));
+  // A run takes its own devices, whatever the file calls them.
+  EXPECT_THAT(plan_with(changed("/devices/1/device", "cpu:7"), on_two).err,
+              HasSubstr("does not have"));
   expect_refused(changed("/devices/1/device", "cpu:0"), on_two, HasSubstr("are both on"));
+  expect_refused(changed("/devices/1/rank", 0), on_two, HasSubstr("rank 0 twice"));
+  expect_refused(changed("/devices/1/rank", 2), on_two, HasSubstr("wanted the ranks 0 to 1"));
   expect_refused(changed("/data_parallel", 2), on_two, HasSubstr("are for 1 data ranks"));
   expect_refused(changed("/placements", {{"wte.weigth", {{"tensor", "shard(0)"}}}}),
                  {"--devices", "cpu:2"},
@@ -175,6 +184,14 @@ TEST_F(PlanFileTest, ContradictionsAreRefused) {
                   {"shares", {{{"data_rank", 0}, {"num_samples", 4}, {"micro_batch_size", 4}}}}},
                  {"--devices", "cpu", "--batch-size", "4"},
                  HasSubstr("has 4 samples"));
+}
+
+TEST_F(PlanFileTest, AReportIsTakenForThePlanInIt) {
+  const std::vector<std::string> flags = {"--devices", "cpu:2", "--pp", "2", "--batch-size", "4"};
+  const ProgramResult searched = plan(flags);
+  const Json report = Json::parse(searched.out);
+  EXPECT_EQ(followed(report, {"--devices", "cpu:2"}), report["plan"]);
+  expect_refused({{"feasible", false}}, {"--devices", "cpu:2"}, HasSubstr("found no plan"));
 }
 
 // One imported node becomes several operators; a plan's stages end with imported nodes.
