@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -43,11 +44,13 @@ std::vector<double> parse_shares(const std::string& text) {
     const size_t comma = std::min(text.find(',', at), text.size());
     double value = 0;
     const auto [end, status] = std::from_chars(text.data() + at, text.data() + comma, value);
-    TRAINRT_REQUIRE(status == std::errc() && end == text.data() + comma && value >= 0,
-                    kInvalidArgument,
-                    "--shares is '",
-                    text,
-                    "'; wanted numbers as in 2,3,3");
+    TRAINRT_REQUIRE(
+        status == std::errc() && end == text.data() + comma && value > 0 && std::isfinite(value),
+        kInvalidArgument,
+        "--shares is '",
+        text,
+        "'; wanted numbers greater than 0, as in 2,3,3: a data rank without samples is "
+        "one less of --dp");
     shares.push_back(value);
     at = comma + 1;
   }

@@ -102,7 +102,7 @@ TEST_F(MaxTokensTest, TheLossIsThatOfWholePaddedBatchesOnAnyNumberOfDataRanks) {
                              Words{"--devices", "cpu:3", "--dp", "3"},
                              Words{"--devices", "cpu:3", "--dp", "3", "--zero", "3"},
                              Words{"--devices", "cpu:4", "--dp", "2", "--pp", "2"},
-                             Words{"--devices", "cpu:3", "--dp", "3", "--shares", "1,0,2"}}) {
+                             Words{"--devices", "cpu:3", "--dp", "3", "--shares", "1,1e-3,2"}}) {
     Words words = split;
     words.insert(words.end(), {"--max-tokens", "48"});
     const auto cut = with(words);
