@@ -129,8 +129,8 @@ class NcclCommunicator : public Communicator {
       id = new_id();
     }
     group.broadcast(&id, sizeof(id), 0);
-    TRAINRT_CUDA_CHECK(cudaMalloc(word_.put(), sizeof(int32_t)));
-    TRAINRT_CUDA_CHECK(cudaMemsetAsync(word_.get(), 0, sizeof(int32_t), stream_));
+    TRAINRT_CUDA_CHECK(cudaMalloc(words_.put(), kNumWords * sizeof(int32_t)));
+    TRAINRT_CUDA_CHECK(cudaMemsetAsync(words_.get(), 0, kNumWords * sizeof(int32_t), stream_));
     links_.join(stream_, world_size_, id, rank_);
   }
 
@@ -313,6 +313,7 @@ class NcclCommunicator : public Communicator {
         const auto [lane, stream] = place_.add_lane();
         const ncclUniqueId& id = all[size(plan.from * most + plan.first + i)];
         made.emplace_back(links_.join(stream, 2, id, sends ? 0 : 1, kMessageBlocks), lane);
+        connect(made.back().first, sends);
       }
       for (const auto& [tag, lane] : plan.lanes) {
         Channel channel;
@@ -333,7 +334,7 @@ class NcclCommunicator : public Communicator {
   }
 
   void barrier() override {
-    all_reduce(word_.get(), 1, DType::kInt32, ReductionKind::kMax);
+    all_reduce(words_.get(), 1, DType::kInt32, ReductionKind::kMax);
     TRAINRT_CUDA_CHECK(cudaStreamSynchronize(stream_));
     links_.throw_failure();
   }
@@ -416,6 +417,18 @@ class NcclCommunicator : public Communicator {
   }
   Channel& channel_of(const Message& message) {
     return const_cast<Channel&>(std::as_const(*this).channel_of(message));
+  }
+
+  // A first message that means nothing. NCCL connects two ranks when they first exchange something,
+  // and neither call returns before both have been made: were that a message of the step, ranks
+  // whose messages come in different orders would wait for each other.
+  void connect(size_t link, bool sends) {
+    void* word = static_cast<int32_t*>(words_.get()) + 1;
+    links_.run(link, "connecting to a peer", [&](ncclComm_t comm) {
+      const cudaStream_t lane = links_.stream(link);
+      return sends ? ncclSend(word, 1, ncclInt32, 1, comm, lane)
+                   : ncclRecv(word, 1, ncclInt32, 0, comm, lane);
+    });
   }
 
   void send_on(const Channel& channel, const void* data, int64_t bytes, int peer) {
@@ -507,7 +520,9 @@ class NcclCommunicator : public Communicator {
   int rank_, world_size_;
   NcclPlace place_;
   cudaStream_t stream_;
-  cuda::Memory word_;                                       // for the barrier
+  // For the barrier, and what channels connect with.
+  static constexpr size_t kNumWords = 2;
+  cuda::Memory words_;
   std::map<std::tuple<int, int, bool>, Channel> channels_;  // by peer, tag, whether it is sent
   std::map<int, std::deque<Kept>> to_self_;                 // by tag
   std::map<int, std::vector<void*>> free_slots_;            // of those, by tag

@@ -14,8 +14,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kPoll{2};           // between two looks at calls under way
-constexpr std::chrono::microseconds kStartPoll{200};    // at a call that is about to start
+constexpr std::chrono::milliseconds kPoll{2};  // between two looks at calls under way
+// A call is put on its stream by a thread that NCCL makes for it, in some ten microseconds: it is
+// worth a look at once, and sleeping only where a peer is not there yet.
+constexpr std::chrono::milliseconds kSpinTime{1};
+constexpr std::chrono::microseconds kStartPoll{200};
 constexpr std::chrono::milliseconds kNoticeTime{1000};  // for the notice of who failed first
 constexpr std::chrono::milliseconds kCloseTime{5000};   // a rank may still be writing files
 
@@ -102,16 +105,21 @@ void NcclLinks::throw_failure() const {
 // Waits for a call that a non-blocking communicator answers with "in progress": before that its
 // work is not on the stream.
 void NcclLinks::finish(Link& link, ncclResult_t result, const std::string& name) {
-  const auto end = Clock::now() + deadline_;
+  const auto start = Clock::now();
   while (result == ncclInProgress) {
-    const std::string others = group_.failure();
-    if (!others.empty()) {
-      give_up(others);
-    } else if (Clock::now() > end) {
-      report(concat(name, " did not end within ", deadline_.count(), " ms: a rank is missing"));
+    const auto waited = Clock::now() - start;
+    if (waited < kSpinTime) {
+      std::this_thread::yield();
+    } else {
+      const std::string others = group_.failure();
+      if (!others.empty()) {
+        give_up(others);
+      } else if (waited > deadline_) {
+        report(concat(name, " did not end within ", deadline_.count(), " ms: a rank is missing"));
+      }
+      std::this_thread::sleep_for(kStartPoll);
     }
     throw_failure();
-    std::this_thread::sleep_for(kStartPoll);
     const std::lock_guard lock(mutex_);
     if (link.comm != nullptr) {
       ncclResult_t state = ncclInProgress;
@@ -238,7 +246,9 @@ void NcclLinks::report(const std::string& reason) {
   give_up(others.empty() ? text : others);
 }
 
-// The first reason stays; this rank's waiting kernels are ended.
+// The first reason stays; this rank's waiting kernels are ended. All communicators are aborted as
+// one group, which tells all their kernels to end before it frees anything: one by one, freeing the
+// first would wait for the kernels of the others for ever.
 void NcclLinks::give_up(const std::string& reason) noexcept {
   std::vector<ncclComm_t> aborted;
   {
@@ -252,8 +262,12 @@ void NcclLinks::give_up(const std::string& reason) noexcept {
       }
     }
   }
+  const bool grouped = ncclGroupStart() == ncclSuccess;
   for (const ncclComm_t comm : aborted) {
     static_cast<void>(ncclCommAbort(comm));
+  }
+  if (grouped) {
+    static_cast<void>(ncclGroupEnd());
   }
   changed_.notify_all();
 }

@@ -203,9 +203,9 @@ TEST(CudaNcclTest, ARankThatStaysAwayEndsTheWaitAtTheDeadline) {
         const int64_t word = 1;
         int64_t got = 0;
         std::byte* there = rank.put(&word, sizeof(word));
-        // Returns at once; who reads waits for what never comes, until the communicator is aborted.
-        rank.communicator().all_reduce(there, 1, DType::kInt64, ReductionKind::kSum);
+        // Who reads waits for what never comes, until the communicator is aborted.
         try {
+          rank.communicator().all_reduce(there, 1, DType::kInt64, ReductionKind::kSum);
           rank.get(&got, there, sizeof(got));
         } catch (...) {
           over = true;

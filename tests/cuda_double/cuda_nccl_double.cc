@@ -1,10 +1,12 @@
 // The NCCL of the double: ranks are threads of one process, each with a device of its own. The work
 // of a call runs when every rank's stream has reached its part, and then for all ranks at once; a
 // send waits for its receive. What ranks call differently never ends, and neither does what waits
-// for a rank that has aborted: as with the real library, only the own abort ends that.
+// for a rank that has aborted: as with the real library, only the own abort ends that, and waits
+// for the whole device unless it is one of a group.
 //
 // Communicators are non-blocking: any call may be answered with "in progress", and is on its stream
-// only when the communicator has said that it succeeded.
+// only when the communicator has said that it succeeded. Ranks are connected by the first call of a
+// kind, or the first message from one to another: it is in progress until all have made it.
 #include <nccl.h>
 
 #include <algorithm>
@@ -44,6 +46,10 @@ struct Part {
 struct Call : Meeting {
   Form form;
   std::vector<Part> parts;  // by rank; of a transfer: who sends, who receives
+  size_t made = 0;          // of the parts: who has called
+  bool connects = false;
+
+  bool is_connected() const { return !connects || made == parts.size(); }
 };
 
 // What the ranks of one communicator share.
@@ -52,6 +58,7 @@ struct Group {
   bool tells_of_aborts = false;  // as connections over a network do, others not
   bool aborted = false;
   std::set<int> devices;
+  std::set<Kind> connected;                        // by a call of this kind
   std::map<int64_t, std::shared_ptr<Call>> calls;  // by number
   struct Transfers {
     std::vector<std::shared_ptr<Call>> calls;
@@ -71,6 +78,7 @@ struct ncclComm {
   std::vector<std::shared_ptr<Call>> begun;
   // Answered with "in progress": not on the stream yet.
   std::optional<Op> pending;
+  std::vector<std::shared_ptr<Call>> connecting;  // of those pending
   cudaStream_t pending_stream = nullptr;
 };
 
@@ -176,18 +184,25 @@ struct GroupOfCalls {
   ncclComm* comm = nullptr;
   cudaStream_t stream = nullptr;
   std::vector<std::shared_ptr<Call>> calls;
+  std::set<int> aborted;  // devices
   bool valid = true;
 };
 thread_local GroupOfCalls open_group;
+
+bool are_connected(const std::vector<std::shared_ptr<Call>>& calls) {
+  return std::all_of(
+      calls.begin(), calls.end(), [](const auto& call) { return call->is_connected(); });
+}
 
 ncclResult_t queue(ncclComm* comm, cudaStream_t stream, std::vector<std::shared_ptr<Call>> calls) {
   Op op;
   op.kind = Op::Kind::kMeet;
   op.meetings.assign(calls.begin(), calls.end());
   op.given_up = comm->aborted;
-  if (generator()() % 4 == 0) {
+  if (generator()() % 4 == 0 || !are_connected(calls)) {
     comm->pending = std::move(op);
     comm->pending_stream = stream;
+    comm->connecting = std::move(calls);
     return ncclInProgress;
   }
   find_stream(stream)->queue.push_back(std::move(op));
@@ -203,6 +218,7 @@ bool takes_calls(const ncclComm* comm, cudaStream_t stream) {
 
 ncclResult_t begin(ncclComm* comm, cudaStream_t stream, const std::shared_ptr<Call>& call) {
   comm->begun.push_back(call);
+  ++call->made;
   if (open_group.depth == 0) {
     return queue(comm, stream, {call});
   }
@@ -240,6 +256,7 @@ ncclResult_t meet(ncclComm* comm, const Form& form, const Part& part, cudaStream
   auto& call = comm->group->calls[comm->calls++];
   if (call == nullptr) {
     call = new_call(form, ranks);
+    call->connects = comm->group->connected.insert(form.kind).second;
   }
   call->broken = call->broken || comm->group->aborted || !(call->form == form);
   call->parts[static_cast<size_t>(comm->rank)] = part;
@@ -267,6 +284,7 @@ ncclResult_t transfer(ncclComm* comm,
   const Form form{Kind::kTransfer, count, type, ncclSum, 0};
   if (number == lane.calls.size()) {
     lane.calls.push_back(new_call(form, 2));
+    lane.calls.back()->connects = number == 0;
   }
   const auto call = lane.calls[number];
   call->broken = call->broken || comm->group->aborted || !(call->form == form);
@@ -351,7 +369,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     *state = ncclRemoteError;
     return ncclSuccess;
   }
-  if (comm->pending && generator()() % 2 == 0) {
+  if (comm->pending && are_connected(comm->connecting) && generator()() % 2 == 0) {
     if (const auto stream = find_stream(comm->pending_stream)) {
       stream->queue.push_back(std::move(*comm->pending));
     }
@@ -394,7 +412,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   for (const auto& call : comm->begun) {
     call->broken = !call->done;
   }
+  const int device = comm->device;
   forget(comm);
+  if (open_group.depth == 0) {
+    drain(device);  // memory is freed
+  } else {
+    open_group.aborted.insert(device);
+  }
   return ncclSuccess;
 }
 
@@ -480,6 +504,9 @@ ncclResult_t ncclGroupEnd() {
   }
   const GroupOfCalls group = std::move(open_group);
   open_group = {};
+  for (const int device : group.aborted) {
+    drain(device);
+  }
   if (group.calls.empty()) {
     return ncclSuccess;
   }
