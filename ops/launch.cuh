@@ -26,8 +26,8 @@
 #include <cub/warp/warp_reduce.cuh>
 #else
 #include <functional>
-// Given by the test double: runs `work` when the stream gets to it.
-cudaError_t trainrt_double_launch(cudaStream_t stream, std::function<void()> work);
+// Given by the test double: runs the `work` of so many threads or teams when the stream gets to it.
+cudaError_t trainrt_double_launch(cudaStream_t stream, int64_t n, std::function<void()> work);
 #endif
 
 namespace trainrt {
@@ -143,18 +143,30 @@ __global__ void __launch_bounds__(kBlockThreads) for_each_index(int64_t n, const
   }
 }
 
+inline dim3 blocks_of(const KernelContext& context, int64_t n, int64_t per_block) {
+  const int64_t blocks = (n + per_block - 1) / per_block;
+  TRAINRT_CHECK(blocks <= kMaxBlocks, context.node().name, ": ", blocks, " thread blocks");
+  return dim3(static_cast<unsigned>(blocks));
+}
+
+// Answers with the launch's own status: cudaGetLastError() may have one that another library left.
+template <typename... Parameters, typename... Arguments>
+void launch_grid(KernelContext& context,
+                 dim3 blocks,
+                 void (*kernel)(Parameters...),
+                 const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(kBlockThreads);
+  config.stream = cuda_context(context).cuda_stream();
+  TRAINRT_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 template <typename F>
 void launch(KernelContext& context, int64_t n, const F& functor) {
-  if (n <= 0) {
-    return;
+  if (n > 0) {
+    launch_grid(context, blocks_of(context, n, kBlockThreads), for_each_index<F>, n, functor);
   }
-  const int64_t blocks = (n + kBlockThreads - 1) / kBlockThreads;
-  TRAINRT_CHECK(blocks <= kMaxBlocks, context.node().name, ": ", n, " elements");
-  for_each_index<<<static_cast<unsigned>(blocks),
-                   kBlockThreads,
-                   0,
-                   cuda_context(context).cuda_stream()>>>(n, functor);
-  TRAINRT_CUDA_CHECK(cudaGetLastError());
 }
 
 // A kernel that was compiled at run time (CudaContext::compiled), for n threads, with `params` as
@@ -162,11 +174,12 @@ void launch(KernelContext& context, int64_t n, const F& functor) {
 template <typename Params, typename HostForm>
 void launch_compiled(
     KernelContext& context, cudaKernel_t kernel, int64_t n, Params params, const HostForm&) {
-  const int64_t blocks = (n + kBlockThreads - 1) / kBlockThreads;
-  TRAINRT_CHECK(blocks <= kMaxBlocks, context.node().name, ": ", n, " threads");
+  if (n <= 0) {
+    return;
+  }
   void* arguments[] = {&params};
   TRAINRT_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
-                                      dim3(static_cast<unsigned>(blocks)),
+                                      blocks_of(context, n, kBlockThreads),
                                       dim3(kBlockThreads),
                                       arguments,
                                       0,
@@ -240,13 +253,10 @@ __global__ void __launch_bounds__(kBlockThreads) for_each_team(int64_t n, const 
 
 template <int kLanes, typename F>
 void launch_teams_of(KernelContext& context, int64_t n, const F& functor) {
-  constexpr int kTeams = kBlockThreads / kLanes;
-  const int64_t blocks = (n + kTeams - 1) / kTeams;
-  TRAINRT_CHECK(blocks <= kMaxBlocks, context.node().name, ": ", n, " rows");
-  for_each_team<kLanes>
-      <<<static_cast<unsigned>(blocks), kBlockThreads, 0, cuda_context(context).cuda_stream()>>>(
-          n, functor);
-  TRAINRT_CUDA_CHECK(cudaGetLastError());
+  if (n > 0) {
+    const dim3 blocks = blocks_of(context, n, kBlockThreads / kLanes);
+    launch_grid(context, blocks, for_each_team<kLanes, F>, n, functor);
+  }
 }
 
 #else  // the test double
@@ -256,7 +266,7 @@ void launch(KernelContext& context, int64_t n, const F& functor) {
   if (n <= 0) {
     return;
   }
-  TRAINRT_CUDA_CHECK(trainrt_double_launch(cuda_context(context).cuda_stream(), [=] {
+  TRAINRT_CUDA_CHECK(trainrt_double_launch(cuda_context(context).cuda_stream(), n, [=] {
     for (int64_t i = n; i-- > 0;) {  // backwards: nothing may rely on an order
       functor(i);
     }
@@ -308,7 +318,10 @@ class Team {
 
 template <int kLanes, typename F>
 void launch_teams_of(KernelContext& context, int64_t n, const F& functor) {
-  TRAINRT_CUDA_CHECK(trainrt_double_launch(cuda_context(context).cuda_stream(), [=] {
+  if (n <= 0) {
+    return;
+  }
+  TRAINRT_CUDA_CHECK(trainrt_double_launch(cuda_context(context).cuda_stream(), n, [=] {
     for (int64_t i = n; i-- > 0;) {
       functor(Team<kLanes>(), i);
     }
@@ -320,9 +333,6 @@ void launch_teams_of(KernelContext& context, int64_t n, const F& functor) {
 template <typename F>
 void launch_teams(KernelContext& context, int64_t n, int64_t length, const F& functor) {
   constexpr int64_t kWarpLength = 512;  // shorter rows leave most of a block idle
-  if (n <= 0) {
-    return;
-  }
   if (length <= kWarpLength) {
     launch_teams_of<32>(context, n, functor);
   } else {

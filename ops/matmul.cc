@@ -294,6 +294,14 @@ std::vector<OpExample> matmul_examples() {
        .attributes = {},
        .inputs = {f32({2, 4, 4, 6}), f32({2, 4, 6, 8})},
        .values = {}},
+      {.name = "one_term_transposed_b",
+       .attributes = {{"trans_b", int64_t{1}}},
+       .inputs = {f32({4, 1}), f32({8, 1})},
+       .values = {}},
+      {.name = "one_row_transposed_a",
+       .attributes = {{"trans_a", int64_t{1}}},
+       .inputs = {f32({6, 1}), f32({6, 8})},
+       .values = {}},
   };
 }
 
@@ -364,6 +372,10 @@ OpDef weight_grad_op() {
   op.examples = {{.name = "sequence",
                   .attributes = {},
                   .inputs = {{DType::kFloat32, {2, 4, 6}}, {DType::kFloat32, {2, 4, 8}}},
+                  .values = {}},
+                 {.name = "one_row",
+                  .attributes = {},
+                  .inputs = {{DType::kFloat32, {9, 1}}, {DType::kFloat32, {9, 8}}},
                   .values = {}}};
   return op;
 }

@@ -1,6 +1,7 @@
 // cuBLASLt's problem for the product of a node.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 
 #include "ops/cublas.cuh"
@@ -8,9 +9,12 @@
 
 namespace trainrt {
 
+// Of a matrix with one stored row the distance to the next is any number; cuBLASLt wants one that
+// no row is longer than.
 inline cublas::Operand operand(int64_t rows, int64_t columns, int64_t row, int64_t column) {
   const bool transposed = column != 1;
-  return {rows, columns, transposed ? column : row, transposed};
+  const int64_t length = transposed ? rows : columns;
+  return {rows, columns, std::max(transposed ? column : row, length), transposed};
 }
 
 // The batch dims but the last, whose matrices one call takes.

@@ -2,8 +2,11 @@
 // takes one launch, from tensor to buffer to tensor; the tables of all axes are copied to the
 // workspace first. One thread per element written: the gradient's looks through the outputs for
 // those that have its element as a tap.
+#include <cstring>
 #include <memory>
+#include <utility>
 
+#include "graph/cuda_handle.h"
 #include "ops/elementwise.cuh"
 #include "ops/launch.cuh"
 #include "ops/resize.h"
@@ -51,22 +54,39 @@ struct ResizeAxis {
   }
 };
 
+// The tables in pinned memory: a recorded copy reads them anew whenever it is replayed, which CUDA
+// does not do from memory that may move.
+class PinnedTables {
+ public:
+  explicit PinnedTables(ResizeTables tables) : tables_(std::move(tables)) {}
+  const std::vector<ResizeStep>& steps() const { return tables_.steps; }
+  void copy_to(std::byte* device, cudaStream_t stream) {
+    const size_t bytes = tables_.blob.size();
+    if (pinned_.get() == nullptr) {
+      TRAINRT_CUDA_CHECK(cudaHostAlloc(pinned_.put(), bytes, cudaHostAllocDefault));
+      std::memcpy(pinned_.get(), tables_.blob.data(), bytes);
+    }
+    TRAINRT_CUDA_CHECK(
+        cudaMemcpyAsync(device, pinned_.get(), bytes, cudaMemcpyHostToDevice, stream));
+  }
+
+ private:
+  ResizeTables tables_;
+  cuda::PinnedMemory pinned_;
+};
+
 template <typename C>
-void run_steps(KernelContext& context, const ResizeProblem& p, const ResizeTables& tables) {
+void run_steps(KernelContext& context, const ResizeProblem& p, PinnedTables& tables) {
   const int64_t room = resize_buffer_bytes(p, context.input_dtype(0));
   std::byte* buffers[] = {context.workspace().data(), context.workspace().data() + room};
-  const std::byte* blob = context.workspace().data() + 2 * room;
-  TRAINRT_CUDA_CHECK(cudaMemcpyAsync(const_cast<std::byte*>(blob),
-                                     tables.blob.data(),
-                                     tables.blob.size(),
-                                     cudaMemcpyHostToDevice,
-                                     cuda_context(context).cuda_stream()));
+  std::byte* blob = context.workspace().data() + 2 * room;
+  tables.copy_to(blob, cuda_context(context).cuda_stream());
   Shape shape = p.transposed ? p.out : p.in;
   const void* from = context.raw_input(0);
   DType from_dtype = context.input_dtype(0);
-  for (size_t s = 0; s < tables.steps.size(); ++s) {
-    const ResizeStep& step = tables.steps[s];
-    const bool last = s + 1 == tables.steps.size();
+  for (size_t s = 0; s < tables.steps().size(); ++s) {
+    const ResizeStep& step = tables.steps()[s];
+    const bool last = s + 1 == tables.steps().size();
     shape[static_cast<size_t>(step.axis)] = p.transposed ? step.in : step.out;
     const auto doubles = [blob](int64_t offset) {
       return offset < 0 ? nullptr : reinterpret_cast<const double*>(blob + offset);
@@ -91,9 +111,9 @@ void run_steps(KernelContext& context, const ResizeProblem& p, const ResizeTable
 
 Kernel resize_cuda(const OpContext& op, const DeviceSpec&) {
   const ResizeProblem p = resize_problem(op);
-  auto tables = std::make_shared<const ResizeTables>(resize_tables(p, op.attributes()));
+  auto tables = std::make_shared<PinnedTables>(resize_tables(p, op.attributes()));
   return [p, tables](KernelContext& context) {
-    if (tables->steps.empty()) {
+    if (tables->steps().empty()) {
       TRAINRT_CUDA_CHECK(cudaMemcpyAsync(context.raw_output(0),
                                          context.raw_input(0),
                                          static_cast<size_t>(context.output_type(0).bytes()),

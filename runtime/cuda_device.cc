@@ -34,6 +34,7 @@ namespace {
 constexpr int64_t kStagingBytes = 4 << 20;  // of one pinned block
 constexpr size_t kStagingBlocks = 4;
 constexpr int kOldestArchitecture = 80;
+constexpr int64_t kMaxPitch = 2147483647;  // cudaDevAttrMaxPitch of all GPUs
 
 using cuda::Event;
 using cuda::Owned;
@@ -320,16 +321,7 @@ class CudaDevice : public Device {
                  int64_t from_stride,
                  int64_t row_bytes,
                  int64_t rows,
-                 Lane lane) override {
-    TRAINRT_CUDA_CHECK(cudaMemcpy2DAsync(to,
-                                         static_cast<size_t>(to_stride),
-                                         from,
-                                         static_cast<size_t>(from_stride),
-                                         static_cast<size_t>(row_bytes),
-                                         static_cast<size_t>(rows),
-                                         cudaMemcpyDefault,
-                                         stream_of(lane)));
-  }
+                 Lane lane) override;
   LaneMark mark(Lane lane) override {
     const std::shared_ptr<Event> event = marks_->take();
     TRAINRT_CUDA_CHECK(cudaEventRecord(event->get(), stream_of(lane)));
@@ -383,6 +375,11 @@ class CudaDevice : public Device {
   }
 
  private:
+  void copy_bytes(void* to, const void* from, int64_t bytes, Lane lane) {
+    TRAINRT_CUDA_CHECK(
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_of(lane)));
+  }
+
   // Before any other member allocates on the device.
   struct Selected {
     explicit Selected(int index) { TRAINRT_CUDA_CHECK(cudaSetDevice(index)); }
@@ -391,9 +388,14 @@ class CudaDevice : public Device {
     return lane == Lane::kCompute ? context_.cuda_stream()
                                   : lanes_.at(static_cast<size_t>(lane) - 1).get();
   }
+  // Communication comes first wherever both could run: its few thread blocks would otherwise wait
+  // until those of the kernel that computes have all begun.
   Lane add_lane() {
+    int least = 0, greatest = 0;
+    TRAINRT_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     lanes_.emplace_back();
-    TRAINRT_CUDA_CHECK(cudaStreamCreateWithFlags(lanes_.back().put(), cudaStreamNonBlocking));
+    TRAINRT_CUDA_CHECK(
+        cudaStreamCreateWithPriority(lanes_.back().put(), cudaStreamNonBlocking, greatest));
     return static_cast<Lane>(lanes_.size());
   }
 
@@ -406,6 +408,35 @@ class CudaDevice : public Device {
   bool profiles_ = false;
   StagingRing staging_;
 };
+
+// Rows of more than kMaxPitch bytes are no rows to CUDA, and are worth a call each.
+void CudaDevice::copy_rows(void* to,
+                           int64_t to_stride,
+                           const void* from,
+                           int64_t from_stride,
+                           int64_t row_bytes,
+                           int64_t rows,
+                           Lane lane) {
+  if (to_stride == row_bytes && from_stride == row_bytes) {
+    copy_bytes(to, from, row_bytes * rows, lane);
+  } else if (std::max(to_stride, from_stride) > kMaxPitch) {
+    for (int64_t row = 0; row < rows; ++row) {
+      copy_bytes(static_cast<std::byte*>(to) + row * to_stride,
+                 static_cast<const std::byte*>(from) + row * from_stride,
+                 row_bytes,
+                 lane);
+    }
+  } else {
+    TRAINRT_CUDA_CHECK(cudaMemcpy2DAsync(to,
+                                         static_cast<size_t>(to_stride),
+                                         from,
+                                         static_cast<size_t>(from_stride),
+                                         static_cast<size_t>(row_bytes),
+                                         static_cast<size_t>(rows),
+                                         cudaMemcpyDefault,
+                                         stream_of(lane)));
+  }
+}
 
 // Other threads, as those that watch communicators, go on calling the runtime meanwhile.
 std::unique_ptr<RecordedWork> CudaDevice::record(const std::function<void()>& ask) {

@@ -50,7 +50,9 @@ inline Failure failure_of(nvrtcResult code) {
   return {true, code == NVRTC_ERROR_OUT_OF_MEMORY, nvrtcGetErrorString(code)};
 }
 
+// Takes back the thread's last error, which libraries would find after calls of their own.
 [[noreturn]] inline void fail(const Failure& failure, const char* call) {
+  static_cast<void>(cudaGetLastError());
   const std::string function = std::string(call).substr(0, std::string(call).find('('));
   if (failure.out_of_memory) {
     TRAINRT_FAIL(kOutOfMemory,

@@ -187,9 +187,12 @@ int device_of(cudaStream_t stream) {
 using namespace cuda_double;  // of the entry points below
 
 // Kernels: ops/launch.cuh.
-cudaError_t trainrt_double_launch(cudaStream_t stream, std::function<void()> work) {
+cudaError_t trainrt_double_launch(cudaStream_t stream, int64_t n, std::function<void()> work) {
   if (enters_failure("kernel launch")) {
     return result(cudaErrorLaunchFailure);
+  }
+  if (n <= 0) {  // no grid is empty
+    return result(cudaErrorInvalidConfiguration);
   }
   if (device_of(stream) != current_device()) {
     return result(cudaErrorInvalidResourceHandle);
@@ -324,6 +327,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   DOUBLE_ENTRY_UNCAPTURED(cudaErrorMemoryAllocation)
   *stream = add_stream(thread_device).get();
   count_alive("streams", 1);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  DOUBLE_ENTRY(cudaErrorInvalidValue)
+  *least = 0;
+  *greatest = -5;
   return cudaSuccess;
 }
 // What it has to do is done all the same; nobody waits for it here.
@@ -487,8 +499,10 @@ cudaError_t cudaMemcpy2DAsync(void* to,
   if (width == 0 || height == 0) {
     return cudaSuccess;
   }
-  if (kind != cudaMemcpyDefault || width > to_pitch || width > from_pitch ||
-      owner_of(to, to_pitch * (height - 1) + width) == kUnknown ||
+  // Pitches are limited (cudaDevAttrMaxPitch), however few rows there are.
+  constexpr size_t kMaxPitch = 2147483647;
+  if (kind != cudaMemcpyDefault || width > to_pitch || width > from_pitch || to_pitch > kMaxPitch ||
+      from_pitch > kMaxPitch || owner_of(to, to_pitch * (height - 1) + width) == kUnknown ||
       owner_of(from, from_pitch * (height - 1) + width) == kUnknown) {
     return result(cudaErrorInvalidPitchValue);
   }

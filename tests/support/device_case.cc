@@ -62,7 +62,8 @@ bool is_communication_op(const OpDef& op) {
 
 std::vector<Tensor> run_on_device(const NodeCase& test_case,
                                   Device& device,
-                                  std::optional<int64_t> workspace_cap) {
+                                  std::optional<int64_t> workspace_cap,
+                                  bool replayed) {
   const OpDef& op = get_op(test_case.node.op_type);
   DeviceSpec spec = device.context().spec();
   spec.workspace_cap = workspace_cap.value_or(spec.workspace_cap);
@@ -76,9 +77,16 @@ std::vector<Tensor> run_on_device(const NodeCase& test_case,
     if (test_case.present[i]) {
       const Tensor& tensor = test_case.inputs[i];
       inputs[i] = {room(tensor.bytes()), &test_case.input_types[i]};
-      device.copy_to_device(inputs[i].data, tensor.raw(), tensor.bytes());
     }
   }
+  const auto write_inputs = [&] {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (test_case.present[i]) {
+        device.copy_to_device(
+            inputs[i].data, test_case.inputs[i].raw(), test_case.inputs[i].bytes());
+      }
+    }
+  };
   for (size_t i = 0; i < test_case.output_types.size(); ++i) {
     const TensorType& type = test_case.output_types[i];
     const auto aliased =
@@ -100,7 +108,18 @@ std::vector<Tensor> run_on_device(const NodeCase& test_case,
                                {workspace, static_cast<size_t>(workspace_size)},
                                device.context(),
                                step);
-  make_kernel(context, spec)(kernel_context);
+  const Kernel kernel = make_kernel(context, spec);
+  write_inputs();
+  kernel(kernel_context);
+  std::unique_ptr<RecordedWork> recorded;
+  if (replayed) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      device.fill_zero(outputs[i].data, outputs[i].type->bytes());
+    }
+    write_inputs();
+    recorded = device.record([&] { kernel(kernel_context); });
+    device.replay(*recorded);
+  }
   std::vector<Tensor> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
     results.emplace_back(outputs[i].type->dtype, outputs[i].type->shape);
@@ -118,10 +137,15 @@ void expect_reference_results(const OpDef& op, Device& device) {
       SCOPED_TRACE(concat("example '", example.name, "', ", dtype_name(dtype)));
       const NodeCase test_case = make_case(op, example, dtype);
       const std::vector<Tensor> expected = run_case(test_case);
-      const std::vector<Tensor> actual = run_on_device(test_case, device);
-      for (size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(tensors_near(actual[i], expected[i], tolerance(example, expected[i].dtype())))
-            << "output " << i;
+      for (const bool replayed : {false, true}) {
+        if (replayed && !device.records()) {
+          continue;
+        }
+        const std::vector<Tensor> actual = run_on_device(test_case, device, std::nullopt, replayed);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(tensors_near(actual[i], expected[i], tolerance(example, expected[i].dtype())))
+              << "output " << i << (replayed ? ", replayed" : "");
+        }
       }
     }
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
