@@ -8,7 +8,9 @@
 
 #include "graph/fused_elementwise.h"
 #include "graph/op_def.h"
+#include "runtime/compiled_ranks.h"
 #include "runtime/load_cuda.h"
+#include "runtime/plan_choice.h"
 #include "tests/cuda/cuda_training_run.h"
 #include "tests/support/device_case.h"
 #include "tests/support/elementwise_steps.h"
@@ -153,6 +155,44 @@ TEST_F(CudaFusionTest, GatedLayersAreOneKernelForwardAndBackward) {
   EXPECT_TRUE(has_steps(texts, {"Swish>", "Mul{}"}));
   EXPECT_TRUE(has_steps(texts, {"SwishGrad>", "Mul{}"}));
   expect_compiles(texts);
+}
+
+// Steps of chains that a program has, and nodes that they make up.
+struct Chains {
+  int64_t steps = 0, nodes = 0;
+};
+
+Chains chains_of(const std::vector<std::string>& arguments) {
+  const Options options = options_of(arguments);
+  const TrainingJob job = make_training_job(options, JobUse::kTrain);
+  const std::vector<DeviceOptions> devices = rank_devices(options, {});
+  const auto compiled = compile_ranks(
+      job, choose_plan(options, job, devices), devices, {options.batch_size}, std::nullopt);
+  Chains chains;
+  for (const Node& node : compiled[0].programs[0]->variants[0].graph.nodes()) {
+    if (node.op_type == kFusedElementwise) {
+      ++chains.nodes;
+      chains.steps += static_cast<int64_t>(FusedExpression::of(node.attributes).steps.size());
+    }
+  }
+  return chains;
+}
+
+// Every step of a chain but one is a launch that is not made.
+TEST_F(CudaFusionTest, AStepOfASmallGptLaunchesFewerKernels) {
+  const auto saved_by = [this](const std::string& family) {
+    const std::vector<std::string> arguments =
+        run_arguments(model(family, kTinyGpt),
+                      kGpu,
+                      {"--steps", "1", "--batch-size", "4", "--precision", "bf16"});
+    const Chains chains = chains_of(arguments);
+    cuda_double::reset();
+    run_here(arguments);
+    EXPECT_LT(chains.nodes, cuda_double::num_launches());
+    return chains.steps - chains.nodes;
+  };
+  EXPECT_GE(saved_by("gpt2"), 2);
+  EXPECT_GE(saved_by("llama"), 10);
 }
 
 TEST_F(CudaFusionTest, KernelsAreCompiledOnceAndKept) {
