@@ -45,7 +45,8 @@ int largest_tensor_degree(const PlanRequest& request) {
 std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num_blocks) {
   std::vector<Degrees> found;
   for (const int t : divisors(devices)) {
-    if (t == 1 && request.pins.splits_tensors()) {
+    if (t == 1 &&
+        (request.pins.splits_tensors() || request.pins.sequence_parallel.value_or(false))) {
       continue;
     }
     if (t > largest_tensor_degree(request) || !matches(request.pins.tensor, t)) {
@@ -55,8 +56,10 @@ std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num
       const int d = devices / t / p;
       // Data ranks without a sample only where they are asked for.
       const bool busy = d <= request.global_batch || request.pins.data.has_value() ||
-                        !request.pins.data_shares.empty();
-      if (p <= num_blocks && busy && matches(request.pins.pipeline, p) &&
+                        !request.pins.data_shares.empty() || !request.pins.shares.empty();
+      const bool shared =
+          request.pins.shares.empty() || d == static_cast<int>(request.pins.shares.size());
+      if (p <= num_blocks && busy && shared && matches(request.pins.pipeline, p) &&
           matches(request.pins.data, d)) {
         found.push_back({d, t, p});
       }

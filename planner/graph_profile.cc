@@ -12,6 +12,7 @@
 #include "parallel/passes/padding.h"
 #include "planner/kept_values.h"
 #include "planner/kernel_sample.h"
+#include "planner/shared_shardings.h"
 
 namespace trainrt {
 
@@ -38,20 +39,23 @@ class Profiler {
     result.parameters = model_.num_parameters;
     result.num_nodes = model_.num_nodes;
     result.optimizer_bytes = model_.optimizer_bytes;
-    std::vector<BlockSharding> shardings;
+    ShardingRequest search;
+    search.graph = &graph_;
+    search.trained = &model_.trained;
+    search.cost = request_.cost;
+    search.group = request_.tensor_group;
+    search.degree = request_.tensor_parallel;
+    search.sequence_parallel = profile.sequence_parallel;
+    search.split_at_any_price = request_.split_at_any_price;
+    search.pins = request_.pins;
+    if (request_.split_for_memory) {
+      search.whole_seconds_per_byte = 1e-8;  // more than what is spared by holding a matrix whole
+    }
+    const std::vector<BlockSharding> shardings = shard_blocks(model_, search);
     std::vector<double> flops;
-    const ShardingRequest search{&graph_,
-                                 &model_.trained,
-                                 request_.cost,
-                                 request_.tensor_group,
-                                 request_.tensor_parallel,
-                                 profile.sequence_parallel,
-                                 request_.split_at_any_price,
-                                 request_.pins};
     for (size_t c = 0; c < model_.classes.size(); ++c) {
       const Block& block = model_.classes[c];
-      shardings.push_back(search_sharding(search, block));
-      profile.classes.push_back(make_class(static_cast<int>(c), block, shardings.back()));
+      profile.classes.push_back(make_class(static_cast<int>(c), block, shardings[c]));
       BlockClass& made = profile.classes.back();
       made.shared_parameters = std::min(model_.shared_parameters[c], made.parameters);
       flops.push_back(forward_flops(block));

@@ -27,6 +27,7 @@ struct GraphProfileRequest {
   // channels last: each image is rearranged before and after.
   bool rearranges_images = false;
   bool split_at_any_price = false;     // see ShardingRequest
+  bool split_for_memory = false;       // no parameter is held whole that can be cut
   const DeviceSpec* device = nullptr;  // for the kernels' workspaces; null: none are counted
   // What a given plan demands; null: nothing. `choose_padding`: products are padded where the cost
   // model says that it pays, unless the plan names paddings itself.

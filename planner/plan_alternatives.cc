@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "planner/plan_search.h"
+#include "planner/report_parts.h"
 
 namespace trainrt {
 
@@ -14,24 +15,6 @@ constexpr size_t kMostAlternatives = 8;
 constexpr int kMostFitsForAlternatives = 64;
 
 }  // namespace
-
-// What is too large by sums has no cuts yet, from which to tell what is missing where. With a plan
-// at hand the slowest few of each kind, which save the most memory, are enough to tell.
-void PlanSearch::explain_too_large() {
-  constexpr int kOfEachKind = 8;
-  std::map<Group, int> told;
-  for (size_t i = too_large_shapes_.size(); i-- > 0;) {
-    const Shape& shape = shapes_[too_large_shapes_[i]];
-    const Degrees& d = degrees_[static_cast<size_t>(shape.degrees)];
-    const Group group = {d.tensor, d.pipeline};
-    if (result_.feasible && (best_of_group_.count(group) != 0 || ++told[group] > kOfEachKind)) {
-      continue;
-    }
-    Candidate candidate;
-    fit(shape, &candidate, &model_->caches[0]);
-    keep_nearest(candidate);
-  }
-}
 
 // One alternative per (tensor, pipeline), the best of each, with why it lost; then those for which
 // no plan fits. `searched`: the chosen plan's time as the search alone puts it.
@@ -49,7 +32,9 @@ void PlanSearch::list_alternatives(const StepPrediction& searched) {
     }
     ++fits;
     if (fit(shape, &candidate, &model_->caches[0])) {
+      candidate.shape = static_cast<size_t>(&shape - shapes_.data());
       candidate.prediction.bound_only = true;
+      cut_shares(&candidate);
       best_of_group_[group] = std::move(candidate);
     } else {
       keep_nearest(candidate);
@@ -70,8 +55,18 @@ void PlanSearch::list_alternatives(const StepPrediction& searched) {
   });
   for (Candidate& other : others) {
     if (result_.alternatives.size() < kMostAlternatives) {
-      other.rejected_because = why_slower(other.prediction, searched);
-      other.prediction.seconds *= result_.programs_factor;
+      const auto timed = program_seconds_.find(other.shape);
+      const double by_programs = timed == program_seconds_.end() ? 0 : timed->second;
+      const double chosen_seconds = result_.chosen.prediction.seconds;
+      if (by_programs > chosen_seconds && other.prediction.seconds <= searched.seconds) {
+        other.rejected_because = concat("slower by ",
+                                        number_text(100 * (by_programs / chosen_seconds - 1)),
+                                        " % when its programs are replayed");
+      } else {
+        other.rejected_because = why_slower(other.prediction, searched);
+      }
+      other.prediction.seconds =
+          by_programs > 0 ? by_programs : other.prediction.seconds * result_.programs_factor;
       write_shares(&other);
       result_.alternatives.push_back(std::move(other));
     }

@@ -107,7 +107,7 @@ std::vector<Part> memory_parts(const MemoryBreakdown& m) {
 std::string time_section(const StepPrediction& p) {
   std::string svg = "<svg id=time-bar viewBox='0 0 900 34'>", rows;
   double x = 0;
-  for (const auto& [name, seconds] : time_parts(p)) {
+  for (const auto& [key, name, seconds] : time_parts(p)) {
     const double width = 900 * seconds / p.seconds;
     const std::string share = number_text(100 * seconds / p.seconds, "%.1f") + " %";
     svg += rectangle(x, 2, width, 30, color_of_time(name), concat(name, ": ", share));
@@ -448,7 +448,8 @@ std::string report_html(const PlanRequest& request,
     body += figure(number_text(f.tokens_per_second, "%.4g"), "tokens per second");
   }
   body += figure(number_text(100 * f.mfu, "%.1f") + " %", "of the devices' peak used by the model");
-  body += figure(gibibytes(static_cast<double>(p.peak_bytes())), "most memory of a device");
+  body +=
+      figure(gibibytes(static_cast<double>(result.chosen.peak_bytes())), "most memory of a device");
   body += figure(number_text(100 * result.gap(), "%.2f") + " %", "gap to the search's lower bound");
   body += "</div>" + time_section(p) + memory_section(request, c) + pipeline_section(p) +
           what_if_section(result) + alternatives_section(result) + placements_section(result) +

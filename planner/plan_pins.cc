@@ -550,18 +550,29 @@ void take_shares(const std::vector<DataShare>& shares, const PlanPins& pins, Lay
   layout->micro_batch_scales.clear();
   layout->last_micro_batch = 1;
   bool full = true;
-  for (int d = 0; d < plan.data_parallel; ++d) {
-    std::vector<double>& scales = layout->micro_batch_scales.emplace_back();
-    for (const MicroBatchCut& cut : cut_micro_batches(plan, d)) {
-      const int64_t size = layout->micro_batch_size(d);
-      scales.push_back(static_cast<double>(cut.num_samples) / static_cast<double>(size));
-      full = full && cut.num_samples == size;
+  for (const DataShare& share : plan.shares) {
+    std::vector<int64_t> sizes;
+    if (plan.exact_reduction) {  // logical shards may differ by a sample
+      for (const MicroBatchCut& cut : cut_micro_batches(plan, share.data_rank)) {
+        sizes.push_back(cut.num_samples);
+      }
+    } else {
+      for (int64_t left = share.num_samples; left > 0; left -= sizes.back()) {
+        sizes.push_back(std::min(left, share.micro_batch_size));
+      }
     }
-    layout->num_micro_batches.push_back(static_cast<int>(scales.size()));
+    const int64_t whole = layout->micro_batch_size(share.data_rank);
+    std::vector<double>& scales = layout->micro_batch_scales.emplace_back();
+    if (std::any_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size != whole; })) {
+      full = false;
+      for (const int64_t size : sizes) {
+        scales.push_back(static_cast<double>(size) / static_cast<double>(whole));
+      }
+    }
+    layout->num_micro_batches.push_back(static_cast<int>(sizes.size()));
   }
   const std::vector<int>& counts = layout->num_micro_batches;
-  if (std::all_of(counts.begin(), counts.end(), [&](int count) { return count == counts[0]; }) &&
-      full) {
+  if (full && std::all_of(counts.begin(), counts.end(), [&](int n) { return n == counts[0]; })) {
     layout->num_micro_batches.resize(1);
   }
   if (full) {

@@ -28,18 +28,16 @@ Json predicted_object(const PlanRequest& request, const PlanResult& result, cons
           {"mfu", figures.mfu},
           {"bubble_fraction", c.prediction.bubble_fraction},
           {"exposed_communication_seconds", figures.exposed_communication_seconds},
-          {"peak_bytes_max", c.prediction.peak_bytes()},
+          {"peak_bytes_max", c.peak_bytes()},
           {"error_band", {{"low", band.low}, {"high", band.high}, {"from", band.from}}}};
 }
 
-Json breakdown_object(const StepBreakdown& b) {
-  return {{"compute", b.compute},
-          {"tensor_communication", b.tensor_communication},
-          {"transfer", b.transfer},
-          {"bubble", b.bubble},
-          {"gradient_reduction", b.gradients},
-          {"weight_gather", b.gather},
-          {"optimizer", b.optimizer}};
+Json breakdown_object(const StepPrediction& prediction) {
+  Json object = Json::object();
+  for (const TimePart& part : all_time_parts(prediction)) {
+    object[part.key] = part.seconds;
+  }
+  return object;
 }
 
 Json memory_object(const MemoryBreakdown& m) {
@@ -181,7 +179,7 @@ std::string report_json(const PlanRequest& request,
   }
   json["plan"] = plan_object(result.plan);
   json["predicted"] = predicted_object(request, result, result.chosen);
-  json["predicted"]["breakdown_seconds"] = breakdown_object(result.chosen.prediction.breakdown);
+  json["predicted"]["breakdown_seconds"] = breakdown_object(result.chosen.prediction);
   json["memory_from"] = result.chosen.memory_is_exact() ? "programs" : "estimate";
   json["ranks"] = ranks_array(request, result);
   json["padding"] = padding_array(result);

@@ -51,34 +51,30 @@ PlanResult PlanSearch::run() {
   const int num_blocks =
       static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.blocks.size());
   degrees_ = candidate_degrees(request_, num_blocks);
-  TRAINRT_REQUIRE(!degrees_.empty(),
-                  kInvalidArgument,
-                  "no data, tensor and pipeline degrees agree with the pins: ",
-                  request_.topology.num_devices(),
-                  " devices, batch ",
-                  request_.global_batch,
-                  ", and a model of ",
-                  num_blocks,
-                  " blocks that pipeline stages can be cut at");
   for (size_t i = 0; i < degrees_.size(); ++i) {
     add_degrees(static_cast<int>(i));
   }
-  TRAINRT_REQUIRE(!shapes_.empty(),
-                  kInvalidArgument,
-                  "no plan agrees with the pins: the model has ",
-                  num_blocks,
-                  " blocks that pipeline stages can be cut at, and ",
-                  request_.pins.tensor.value_or(1) > 1
-                      ? concat("no tensor that ", *request_.pins.tensor, " ranks could share")
-                      : concat("the batch ", request_.global_batch, " samples"));
+  if (shapes_.empty()) {
+    refuse_pins(num_blocks);
+  }
+  explore_until_settled();
+  if (best_ >= 1e300 && request_.pins.placements.empty() &&
+      std::any_of(
+          degrees_.begin(), degrees_.end(), [](const Degrees& d) { return d.tensor > 1; })) {
+    split_for_memory();
+  }
+  rank_by_programs();
+  decide();
+  return std::move(result_);
+}
+
+void PlanSearch::explore_until_settled() {
   std::stable_sort(shapes_.begin(), shapes_.end(), [](const Shape& a, const Shape& b) {
     return a.bound < b.bound;
   });
   do {
     explore();
   } while (best_ < 1e300 && !settle_memory(&chosen_));
-  decide();
-  return std::move(result_);
 }
 
 const SizedModel& PlanSearch::model_at(int64_t micro_batch) const {
@@ -92,9 +88,9 @@ const ModelProfile& PlanSearch::profile(int index) const {
 std::shared_ptr<const GraphProfile> PlanSearch::make_profile(int64_t micro_batch,
                                                              int tensor,
                                                              bool sequence_parallel,
-                                                             bool at_any_price) {
+                                                             Splitting splitting) {
   std::shared_ptr<const GraphProfile>& found =
-      model_->profiles[{micro_batch, tensor, sequence_parallel, at_any_price}];
+      model_->profiles[{micro_batch, tensor, sequence_parallel, splitting}];
   if (found != nullptr) {
     return found;
   }
@@ -114,7 +110,8 @@ std::shared_ptr<const GraphProfile> PlanSearch::make_profile(int64_t micro_batch
   wanted.float_bytes = half ? 2 : 4;
   wanted.pins = &block_pins_;
   wanted.choose_padding = true;
-  wanted.split_at_any_price = at_any_price;
+  wanted.split_at_any_price = splitting == Splitting::kAtAnyPrice;
+  wanted.split_for_memory = splitting == Splitting::kForMemory;
   const DeviceSpec device =
       request_.device_spec ? request_.device_spec(request_.topology, 0) : DeviceSpec{};
   wanted.device = request_.device_spec ? &device : nullptr;
@@ -134,13 +131,16 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
     return known->second;
   }
   std::shared_ptr<const GraphProfile> made =
-      make_profile(micro_batch, d.tensor, sequence_parallel, /*at_any_price=*/false);
+      make_profile(micro_batch,
+                   d.tensor,
+                   sequence_parallel,
+                   splits_for_memory_ ? Splitting::kForMemory : Splitting::kForTime);
   const bool placed = !request_.pins.placements.empty();
   // What the pins ask for is done, though it does not pay.
   const bool asked = std::all_of(
       degrees_.begin(), degrees_.end(), [](const Degrees& each) { return each.tensor > 1; });
   if (d.tensor > 1 && made->placements.empty() && asked && !placed) {
-    made = make_profile(micro_batch, d.tensor, sequence_parallel, /*at_any_price=*/true);
+    made = make_profile(micro_batch, d.tensor, sequence_parallel, Splitting::kAtAnyPrice);
   }
   engine_ = own_engine(request_.precision, made->optimizer_bytes);
   const std::vector<DeviceType>& types = request_.topology.types;
@@ -161,7 +161,7 @@ void PlanSearch::add_degrees(int degrees) {
   orders_.push_back(candidate_device_orders(request_.topology, d, request_.pins));
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
   for (const bool sp : {false, true}) {
-    if ((sp && d.tensor == 1) ||
+    if ((d.tensor == 1 && (sp || splits_for_memory_)) ||
         (d.tensor > 1 && request_.pins.sequence_parallel.value_or(sp) != sp)) {
       continue;
     }
@@ -201,10 +201,21 @@ void PlanSearch::add_shapes(int degrees, int order, int profile_index, int mix) 
   const int total =
       mix < 0 ? least_micro_batches(layout.micro_batch) : static_cast<int>(request_.global_batch);
   const std::vector<int> counts = least_counts(layout);
+  const double fraction = request_.pins.exact_reduction || mix >= 0
+                              ? 0
+                              : std::max(0.0,
+                                         static_cast<double>(request_.global_batch) /
+                                                 static_cast<double>(layout.micro_batch) -
+                                             total);
   const double price = hourly_price(layout);
   for (const auto& [recompute, as_needed] : recomputes(d)) {
     for (const auto& [v, kind] : schedules(d, profile(profile_index).num_blocks())) {
-      if (kind == ScheduleKind::k2BW && total / d.data < d.pipeline) {
+      if (const int each = num_micro_batches(layout.micro_batch) / d.data;
+          kind == ScheduleKind::k2BW && each < d.pipeline) {
+        if (!too_few_for_2bw_ ||
+            d.pipeline - each < too_few_for_2bw_->first - too_few_for_2bw_->second) {
+          too_few_for_2bw_ = {d.pipeline, each};
+        }
         continue;
       }
       for (const int zero : zero_stages(d)) {
@@ -213,7 +224,7 @@ void PlanSearch::add_shapes(int degrees, int order, int profile_index, int mix) 
         layout.virtual_stages = shape.virtual_stages = v;
         layout.schedule = shape.schedule = kind;
         layout.zero_stage = shape.zero_stage = zero;
-        shape.bound_seconds = bounds_.least_seconds(request, total, counts);
+        shape.bound_seconds = bounds_.least_seconds(request, total, fraction, counts);
         switch (request_.objective) {
           case Objective::kThroughput:
             shape.bound = shape.bound_seconds;
@@ -357,7 +368,8 @@ LayoutFit PlanSearch::layout_fit(const StepRequest& request,
                 {layout.micro_batch_sizes.empty() ? num_micro_batches(layout.micro_batch)
                                                   : static_cast<int>(request_.global_batch),
                  micro_batches_together(layout.micro_batch)},
-                fixed_counts(layout),
+                // Shares that are cut are no longer open.
+                layout.micro_batch_scales.empty() ? fixed_counts(layout) : layout.num_micro_batches,
                 &caches->cuts,
                 &layout);
   if (!request_.pins.data_shares.empty()) {
@@ -368,31 +380,6 @@ LayoutFit PlanSearch::layout_fit(const StepRequest& request,
                              profiles_[static_cast<size_t>(candidate->profile)]->last_source));
   }
   return fit;
-}
-
-// The candidate that is least short of memory explains an infeasible request.
-void PlanSearch::keep_nearest(const Candidate& candidate) {
-  int64_t missing = 0;
-  int rank = 0;
-  for (const StageMemory& stage : candidate.prediction.stages) {
-    if (stage.missing_bytes() > missing) {
-      missing = stage.missing_bytes();
-      rank = stage.rank;
-    }
-  }
-  if (result_.missing_bytes == 0 || missing < result_.missing_bytes) {
-    result_.missing_bytes = missing;
-    result_.missing_rank = rank;
-    nearest_ = candidate;
-  }
-  const Group group = {candidate.layout.tensor, candidate.layout.pipeline};
-  const auto known = shortage_.find(group);
-  if (known == shortage_.end() || missing < known->second) {
-    shortage_[group] = missing;
-    Candidate& rejected = too_large_[group];
-    rejected = candidate;
-    rejected.rejected_because = concat("does not fit: ", missing, " bytes short on rank ", rank);
-  }
 }
 
 double PlanSearch::hourly_price(const Layout& layout) const {
@@ -509,8 +496,15 @@ void PlanSearch::improve() {
         int64_t{2} * layout.pipeline * layout.virtual_stages *
         *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
     const auto budget = std::clamp<int64_t>(kImproveCells / 4 / per_replay, 1, kImproveReplays);
-    LayoutFit fit = layout_fit(request, &candidate, &model_->caches[0]);
-    cells += fit.improve(static_cast<int>(budget)) * per_replay;
+    // Shares in full micro-batches; then, where some are short, the cuts for those.
+    uncut_shares(&candidate);
+    for (bool again = true; again;) {
+      LayoutFit fit = layout_fit(request, &candidate, &model_->caches[0]);
+      cells += fit.improve(static_cast<int>(budget)) * per_replay;
+      again = layout.micro_batch_scales.empty();
+      cut_shares(&candidate);
+      again = again && !layout.micro_batch_scales.empty();
+    }
     candidate.prediction = predict_step(request);
     const double value = value_of(candidate, candidate.prediction.seconds);
     if (value < best_) {
@@ -536,7 +530,7 @@ void PlanSearch::decide() {
   }
   explain_too_large();
   result_.chosen = result_.feasible ? chosen_ : nearest_;
-  write_shares(&result_.chosen);
+  take_written_shares(&result_.chosen);
   StepRequest again = step_request(result_.chosen);
   again.keep_timeline = result_.feasible;
   again.memory_error = {1, 1, 1};
@@ -550,7 +544,7 @@ void PlanSearch::decide() {
   StepPrediction searched;  // as the alternatives are
   searched.seconds = result_.chosen.prediction.seconds;
   searched.breakdown = result_.chosen.prediction.breakdown;
-  replay_programs_of(&result_.chosen);
+  take_program_time(&result_.chosen);
   list_alternatives(searched);
   result_.profiles = profiles_;
 }

@@ -16,9 +16,14 @@
 #include "planner/layout_fit.h"
 #include "planner/model_sizes.h"
 #include "planner/planner.h"
+#include "planner/program_time.h"
 #include "planner/step_bound.h"
 
 namespace trainrt {
+
+// What tensors are cut over the tensor group for: time, or where that was asked for or nothing fits
+// otherwise, at any price, or as much as there is.
+enum class Splitting : uint8_t { kForTime, kAtAnyPrice, kForMemory };
 
 // Prices that are kept.
 struct SearchCaches {
@@ -32,9 +37,8 @@ struct SearchModel {
   explicit SearchModel(ModelSizes sizes) : models(std::move(sizes)) {}
 
   ModelSizes models;
-  // By micro-batch size, tensor degree, sequence parallelism, and whether tensors are cut at any
-  // price.
-  std::map<std::tuple<int64_t, int, bool, bool>, std::shared_ptr<const GraphProfile>> profiles;
+  // By micro-batch size, tensor degree and sequence parallelism.
+  std::map<std::tuple<int64_t, int, bool, Splitting>, std::shared_ptr<const GraphProfile>> profiles;
   std::array<SearchCaches, 2> caches;  // each thread has its own
 };
 
@@ -67,17 +71,22 @@ class PlanSearch {
   std::shared_ptr<const GraphProfile> make_profile(int64_t micro_batch,
                                                    int tensor,
                                                    bool sequence_parallel,
-                                                   bool at_any_price);
+                                                   Splitting splitting);
   const ModelProfile& profile(int index) const;
 
   // The space.
   void add_degrees(int degrees);
+  [[noreturn]] void refuse_pins(int num_blocks) const;
   void add_shapes(int degrees, int order, int profile_index, int mix);
   void add_mixes(int degrees, bool sequence_parallel);
   std::optional<int> mixed_profile(int64_t micro_batch,
                                    const Degrees& d,
                                    bool sequence_parallel,
                                    int like);
+  std::vector<int> mix_of(const std::vector<DataShare>& shares,
+                          const Degrees& d,
+                          bool sequence_parallel,
+                          int like);
   int pinned_mix(const Degrees& d, bool sequence_parallel, int like);
   // Data ranks by what they run on: of one number, alike.
   std::vector<int> kinds_of_data_ranks(int degrees, int order) const;
@@ -107,10 +116,19 @@ class PlanSearch {
   // compiled: the next explore() knows better.
   bool settle_memory(Candidate* candidate);
   const CostModel* cpu_cost(int device);
-  void replay_programs_of(Candidate* candidate);
+  std::optional<ProgramTime> replay_programs_of(const Candidate& candidate, const Plan& plan) const;
+  void take_program_time(Candidate* candidate);
+  // Among the best by the search's sums: what is best by its programs.
+  void rank_by_programs();
   std::array<double, 3> memory_error(const Candidate& candidate) const;
   bool fit(const Shape& shape, Candidate* candidate, Caches* caches) const;
+  std::vector<DataShare> shares_of(const Candidate& candidate) const;
   void write_shares(Candidate* candidate) const;
+  // Micro-batches as they are cut, the short ones among them, for the candidate's time; and back:
+  // shares are fitted in full ones.
+  void cut_shares(Candidate* candidate) const;
+  void uncut_shares(Candidate* candidate) const;
+  void take_written_shares(Candidate* candidate);
   bool proven_too_large(const Shape& shape, Caches* caches) const;
   void keep_nearest(const Candidate& candidate);
   double value_of(const Candidate& candidate, double seconds) const;
@@ -119,6 +137,8 @@ class PlanSearch {
   // The decision.
   struct Visit;
   void explore();
+  void explore_until_settled();
+  void split_for_memory();
   bool is_known(size_t shape) const;
   Visit visit(size_t shape, Caches* caches) const;
   void visit_from(size_t shape);
@@ -132,6 +152,7 @@ class PlanSearch {
   SearchModel* model_;
   BlockPins block_pins_;
   bool uniform_;
+  bool splits_for_memory_ = false;
   Engine engine_;
   std::map<int, CostModel> cpu_costs_;  // by device type
   StepBounds bounds_;
@@ -142,6 +163,8 @@ class PlanSearch {
   std::vector<std::vector<int>> mixes_;                // profiles by data rank
   std::vector<Shape> shapes_;                          // by bound
   std::vector<size_t> too_large_shapes_;
+  // Of a shape that 2BW was asked for and has too few micro-batches for: stages, and those.
+  std::optional<std::pair<int, int>> too_few_for_2bw_;
 
   double best_ = 1e300;  // value of the best replay
   double best_seconds_ = 1e300;
@@ -168,6 +191,7 @@ class PlanSearch {
   static MemoryKind memory_kind(const Candidate& candidate);
   std::map<MemoryKind, std::array<double, 3>> memory_errors_;
   int64_t num_replayed_ = 0;
+  std::map<size_t, double> program_seconds_;  // by shape, where programs were timed
   PlanResult result_;
 };
 

@@ -50,9 +50,7 @@ int PlanSearch::num_micro_batches(int64_t micro_batch) const {
 
 // Full ones, of which a step takes no more time than of what there is.
 int PlanSearch::least_micro_batches(int64_t micro_batch) const {
-  return request_.pins.exact_reduction
-             ? static_cast<int>(std::max<int64_t>(1, request_.global_batch / micro_batch))
-             : num_micro_batches(micro_batch);
+  return static_cast<int>(std::max<int64_t>(1, request_.global_batch / micro_batch));
 }
 
 std::vector<DataShare> PlanSearch::shares_by(const std::vector<double>& weights,
@@ -96,34 +94,85 @@ std::vector<int> PlanSearch::least_counts(const Layout& layout) const {
   return counts;
 }
 
-void PlanSearch::write_shares(Candidate* candidate) const {
-  Layout& layout = candidate->layout;
-  if (!candidate->shares.empty()) {
-    return;
-  }
+// What the layout's counts of micro-batches make of the batch.
+std::vector<DataShare> PlanSearch::shares_of(const Candidate& candidate) const {
+  const Layout& layout = candidate.layout;
   if (!request_.pins.data_shares.empty()) {
-    candidate->shares = request_.pins.data_shares;
-    return;
+    return request_.pins.data_shares;
   }
   if (!layout.micro_batch_sizes.empty()) {
     const std::vector<int64_t> samples =
         samples_of(request_.global_batch, layout.num_micro_batches, layout.micro_batch_sizes);
     TRAINRT_CHECK(!samples.empty(), "micro-batches without a sample");
+    std::vector<DataShare> shares;
     for (int d = 0; d < layout.data; ++d) {
       const int64_t own = samples[static_cast<size_t>(d)];
-      candidate->shares.push_back(
+      shares.push_back(
           {d, own, std::min(own, layout.micro_batch_size(d)), layout.micro_batches(d)});
     }
-    return;
+    return shares;
   }
   std::vector<double> weights = request_.pins.shares;
   if (weights.empty() && layout.num_micro_batches.size() > 1) {
     weights.assign(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
   }
-  candidate->shares = shares_by(weights, layout);
-  if (request_.pins.exact_reduction) {  // logical shards may differ by a sample
-    take_shares(candidate->shares, request_.pins, &layout);
+  return shares_by(weights, layout);
+}
+
+void PlanSearch::write_shares(Candidate* candidate) const {
+  if (candidate->shares.empty()) {
+    candidate->shares = shares_of(*candidate);
   }
+}
+
+void PlanSearch::cut_shares(Candidate* candidate) const {
+  Layout& layout = candidate->layout;
+  const bool full = layout.micro_batch_sizes.empty() && !request_.pins.exact_reduction &&
+                    request_.global_batch % layout.micro_batch == 0;
+  if (full || !request_.pins.data_shares.empty()) {  // given shares are cut already
+    return;
+  }
+  take_shares(shares_of(*candidate), request_.pins, &layout);
+  // Less than a micro-batch is one of another size, which takes longer than its part of a full one.
+  for (std::vector<double>& scales : layout.micro_batch_scales) {
+    if (scales.size() == 1) {
+      scales.clear();
+    }
+  }
+  if (!uniform_) {  // where counts are by data rank
+    layout.num_micro_batches.resize(static_cast<size_t>(layout.data), layout.num_micro_batches[0]);
+  }
+}
+
+void PlanSearch::uncut_shares(Candidate* candidate) const {
+  if (request_.pins.data_shares.empty()) {
+    candidate->layout.micro_batch_scales.clear();
+  }
+}
+
+// As a plan is taken that says these shares (layout_fit(), add_degrees()): a data rank whose share
+// is less than a micro-batch has micro-batches of that size.
+void PlanSearch::take_written_shares(Candidate* candidate) {
+  Layout& layout = candidate->layout;
+  write_shares(candidate);
+  if (!request_.pins.data_shares.empty()) {
+    return;
+  }
+  const Degrees d = {layout.data, layout.tensor, layout.pipeline};
+  int64_t largest = 0;
+  for (const DataShare& share : candidate->shares) {
+    largest = std::max(largest, share.micro_batch_size);
+  }
+  const int like = mixed_profile(largest, d, layout.sequence_parallel, candidate->profile)
+                       .value_or(candidate->profile);
+  candidate->profile = like;
+  candidate->rank_profiles = mix_of(candidate->shares, d, layout.sequence_parallel, like);
+  layout.micro_batch = profile(like).micro_batch;
+  layout.micro_batch_sizes.clear();
+  for (const int own : candidate->rank_profiles) {
+    layout.micro_batch_sizes.push_back(profile(own).micro_batch);
+  }
+  take_shares(candidate->shares, request_.pins, &layout);
 }
 
 std::vector<int> PlanSearch::kinds_of_data_ranks(int degrees, int order) const {
@@ -163,16 +212,26 @@ std::optional<int> PlanSearch::mixed_profile(int64_t micro_batch,
                                                                         : std::nullopt;
 }
 
-// What a given plan's shares say; -1: one size for all.
-int PlanSearch::pinned_mix(const Degrees& d, bool sequence_parallel, int like) {
+// Profiles by data rank for shares that are given; none where one does for all.
+std::vector<int> PlanSearch::mix_of(const std::vector<DataShare>& shares,
+                                    const Degrees& d,
+                                    bool sequence_parallel,
+                                    int like) {
   std::vector<int> mix;
-  for (const DataShare& share : request_.pins.data_shares) {
+  for (const DataShare& share : shares) {
     mix.push_back(
         share.num_samples == 0
             ? like
             : mixed_profile(share.micro_batch_size, d, sequence_parallel, like).value_or(like));
   }
-  if (std::all_of(mix.begin(), mix.end(), [&](int own) { return own == like; })) {
+  const bool alike = std::all_of(mix.begin(), mix.end(), [&](int own) { return own == like; });
+  return alike ? std::vector<int>{} : mix;
+}
+
+// What a given plan's shares say; -1: one size for all.
+int PlanSearch::pinned_mix(const Degrees& d, bool sequence_parallel, int like) {
+  std::vector<int> mix = mix_of(request_.pins.data_shares, d, sequence_parallel, like);
+  if (mix.empty()) {
     return -1;
   }
   mixes_.push_back(std::move(mix));

@@ -72,8 +72,9 @@ std::string headline(const PlanRequest& request, const PlanResult& result) {
 
 std::string time_text(const StepPrediction& p) {
   std::string text = "\n  where the time goes\n";
-  for (const auto& [name, seconds] : time_parts(p)) {
-    text += line("    %-30s %10.4g s  %5.1f %%", name.c_str(), seconds, 100 * seconds / p.seconds);
+  for (const TimePart& part : time_parts(p)) {
+    text += line(
+        "    %-30s %10.4g s  %5.1f %%", part.name, part.seconds, 100 * part.seconds / p.seconds);
   }
   return text;
 }

@@ -47,6 +47,7 @@ PlanSearch::Visit PlanSearch::visit(size_t shape, Caches* caches) const {
   visited.redundant =
       visited.fits && shapes_[shape].as_needed && visited.candidate.layout.block_recompute.empty();
   if (visited.fits && !visited.redundant) {
+    cut_shares(&visited.candidate);
     StepRequest request = step_request(visited.candidate, caches);
     request.bound_only = true;
     visited.candidate.prediction = predict_step(request);

@@ -36,6 +36,14 @@ void write_recompute(const Layout& layout,
 
 }  // namespace
 
+int64_t Candidate::peak_bytes() const {
+  int64_t peak = rank_memory.empty() ? prediction.peak_bytes() : 0;
+  for (const RankMemory& rank : rank_memory) {
+    peak = std::max(peak, rank.peak_bytes);
+  }
+  return peak;
+}
+
 Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile& profile) {
   const Layout& layout = c.layout;
   Plan plan;
@@ -58,7 +66,7 @@ Plan plan_of(const PlanRequest& request, const Candidate& c, const GraphProfile&
         {rank, request.topology.host_of(device).name, request.topology.device(device).name});
   }
   plan.shares = c.shares;
-  if (!layout.micro_batch_sizes.empty()) {
+  if (!plan.shares.empty()) {
     plan.micro_batch_size = 0;
     for (const DataShare& share : plan.shares) {
       plan.micro_batch_size = std::max(plan.micro_batch_size, share.micro_batch_size);

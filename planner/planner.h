@@ -57,6 +57,7 @@ struct Candidate {
   std::string rejected_because;
 
   bool memory_is_exact() const { return !rank_memory.empty(); }
+  int64_t peak_bytes() const;  // of the rank that takes most, which need not lack most
 };
 
 // What the search answers when one thing is different.

@@ -141,25 +141,29 @@ std::string rank_text(const PlanRequest& request, const Candidate& candidate, in
                 ")");
 }
 
-std::vector<std::pair<std::string, double>> time_parts(const StepPrediction& prediction) {
+std::vector<TimePart> all_time_parts(const StepPrediction& prediction) {
   const StepBreakdown& b = prediction.breakdown;
-  std::vector<std::pair<std::string, double>> parts = {
-      {"compute", b.compute},
-      {"tensor-parallel communication", b.tensor_communication},
-      {"stage transfers", b.transfer},
-      {"pipeline bubble", b.bubble},
-      {"exposed gradient reduction", b.gradients},
-      {"weight gathers", b.gather},
-      {"optimizer", b.optimizer}};
+  std::vector<TimePart> parts = {
+      {"compute", "compute", b.compute},
+      {"tensor_communication", "tensor-parallel communication", b.tensor_communication},
+      {"transfer", "stage transfers", b.transfer},
+      {"bubble", "pipeline bubble", b.bubble},
+      {"gradient_reduction", "exposed gradient reduction", b.gradients},
+      {"weight_gather", "weight gathers", b.gather},
+      {"optimizer", "optimizer", b.optimizer}};
   // The parts are those of the first data rank, which may not be the slowest.
   double sum = 0;
-  for (const auto& [name, seconds] : parts) {
-    sum += seconds;
+  for (const TimePart& part : parts) {
+    sum += part.seconds;
   }
-  if (sum < 0.999 * prediction.seconds) {
-    parts.emplace_back("waiting for slower devices", prediction.seconds - sum);
-  }
-  std::erase_if(parts, [](const auto& part) { return part.second <= 0; });
+  const bool waits = sum < 0.999 * prediction.seconds;
+  parts.push_back({"waiting", "waiting for slower devices", waits ? prediction.seconds - sum : 0});
+  return parts;
+}
+
+std::vector<TimePart> time_parts(const StepPrediction& prediction) {
+  std::vector<TimePart> parts = all_time_parts(prediction);
+  std::erase_if(parts, [](const TimePart& part) { return part.seconds <= 0; });
   return parts;
 }
 

@@ -26,8 +26,15 @@ std::string shares_text(const PlanRequest& request, const PlanResult& result);
 // "stage 2, rank 17 (host1/cuda:3)".
 std::string rank_text(const PlanRequest& request, const Candidate& candidate, int rank);
 
-// Seconds of the step by what they are spent on; what takes no time is left out.
-std::vector<std::pair<std::string, double>> time_parts(const StepPrediction& prediction);
+// Seconds of the step by what they are spent on.
+struct TimePart {
+  const char* key;   // in JSON
+  const char* name;  // in text
+  double seconds = 0;
+};
+std::vector<TimePart> all_time_parts(const StepPrediction& prediction);
+// Without what takes no time.
+std::vector<TimePart> time_parts(const StepPrediction& prediction);
 
 // Things of one name but for the numbers in it ("h.0.mlp.w", "h.1.mlp.w" ...: "h.*.mlp.w").
 struct NameGroup {

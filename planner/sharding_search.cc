@@ -323,8 +323,7 @@ class Search {
       }
     } else if (held) {
       dim(*state, local) = wanted;
-      // What is held whole is updated whole, on every rank.
-      state->seconds += wanted == kWhole ? bytes(local) * 1e-13 : 0;
+      state->seconds += wanted == kWhole ? bytes(local) * request_.whole_seconds_per_byte : 0;
     } else if (kind == ValueKind::kIntermediate) {
       move(local, wanted, split, state, step);
     }
@@ -387,6 +386,7 @@ class Search {
 
   BlockSharding told(const State& state) const {
     BlockSharding sharding;
+    sharding.seconds = state.seconds;
     std::vector<int> path;
     for (int at = state.step; at >= 0; at = steps_[static_cast<size_t>(at)].before) {
       path.push_back(at);

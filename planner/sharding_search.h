@@ -18,6 +18,7 @@ struct BlockSharding {
   std::map<ValueId, Placement> placements;  // of values and parameters; absent: replicate
   std::vector<TensorCollective> forward;    // collectives in forward and in backward
   std::vector<TensorCollective> backward;
+  double seconds = 0;  // that were least: of compute and of collectives
 };
 
 struct ShardingRequest {
@@ -28,6 +29,8 @@ struct ShardingRequest {
   int degree = 1;
   bool sequence_parallel = false;
   bool split_at_any_price = false;  // as if collectives took no time
+  // What a byte of a parameter costs that every rank holds: it is updated on each.
+  double whole_seconds_per_byte = 1e-13;
   const BlockPins* pins = nullptr;  // optional
 };
 

@@ -153,6 +153,7 @@ double StepBounds::seconds_again(const StepRequest& request, int total, int devi
 
 double StepBounds::least_seconds(const StepRequest& request,
                                  int total,
+                                 double fraction,
                                  const std::vector<int>& counts) {
   const Layout& layout = *request.layout;
   const Topology& topology = *request.topology;
@@ -207,16 +208,27 @@ double StepBounds::least_seconds(const StepRequest& request,
     }
     window = std::max(window, longest / (same ? layout.pipeline : 1));
   }
-  if (spread.empty()) {
-    spread = !layout.micro_batch_sizes.empty()
-                 ? cover_samples(total, pace, layout.micro_batch_sizes, {})
-             : num_ranks == 1 ? std::vector<int>{(total + layout.data - 1) / layout.data}
-                              : spread_micro_batches(total, pace, {});
+  const bool by_sample = spread.empty() && !layout.micro_batch_sizes.empty();
+  if (by_sample) {  // the last micro-batch may be short, on whichever data rank
+    for (size_t r = 0; r < pace.size(); ++r) {
+      pace[r] /= static_cast<double>(layout.micro_batch_sizes[r]);
+    }
+    spread = spread_micro_batches(total, pace, {});
+  } else if (spread.empty()) {
+    spread = num_ranks == 1 ? std::vector<int>{(total + layout.data - 1) / layout.data}
+                            : spread_micro_batches(total, pace, {});
   }
   for (size_t r = 0; r < pace.size(); ++r) {
     pipeline = std::max(pipeline, spread[r] * pace[r]);
   }
-  if (alike.size() == 1) {
+  if (counts.empty() && !by_sample) {  // the busiest data rank has the mean at least
+    double speed = 0;
+    for (const double own : pace) {
+      speed += (num_ranks == 1 ? layout.data : 1) / own;
+    }
+    pipeline = std::max(pipeline, (total + fraction) / speed);
+  }
+  if (alike.size() == 1 && !by_sample) {
     const std::vector<int>& types = alike.begin()->first.second;
     ModelSeconds model = seconds(request, *request.profile, types[0], layout.recompute);
     model.backward += again;

@@ -27,8 +27,12 @@ class StepBounds {
  public:
   // For `total` micro-batches of request.layout's size in a step, or where data ranks have sizes
   // of their own, samples. `counts`: micro-batches of each data rank, where they are fixed.
-  // request.layout's cuts and counts are not looked at.
-  double least_seconds(const StepRequest& request, int total, const std::vector<int>& counts);
+  // request.layout's cuts and counts are not looked at. `fraction`: of a micro-batch, a short one
+  // beside those.
+  double least_seconds(const StepRequest& request,
+                       int total,
+                       double fraction,
+                       const std::vector<int>& counts);
 
  private:
   // Profile, device type, recompute, and where devices differ (d, t, p, order).

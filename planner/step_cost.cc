@@ -66,15 +66,21 @@ class StepPricer : private StepDevices {
   std::vector<StageTimes> class_seconds(const ModelProfile& profile,
                                         int device_type,
                                         RecomputeMode mode) {
-    // Of the tensor group that spans the fewest hosts.
+    // Of the tensor group, of such devices if there is one, that has the best links.
     std::pair<int, int> place = {0, 0};
     if (layout_.tensor > 1 && !request_.uniform) {
-      int least = tensor_links(0, 0).num_hosts;
+      const auto rank = [&](int stage, int data_rank) {
+        const GroupLinks& links = tensor_links(stage, data_rank);
+        return std::make_tuple(slowest_type(stage, data_rank) != device_type,
+                               links.num_hosts,
+                               -links.intra.bandwidth,
+                               -links.host_bandwidth);
+      };
       for (int stage = 0; stage < layout_.pipeline; ++stage) {
         for (int data_rank = 0; data_rank < layout_.data; ++data_rank) {
-          const int own = tensor_links(stage, data_rank).num_hosts;
-          place = own < least ? std::make_pair(stage, data_rank) : place;
-          least = std::min(least, own);
+          place = rank(stage, data_rank) < rank(place.first, place.second)
+                      ? std::make_pair(stage, data_rank)
+                      : place;
         }
       }
     }
@@ -110,7 +116,8 @@ class StepPricer : private StepDevices {
       result.stages = predict_memory(request_);
     }
     std::vector<Pipeline> pipelines;
-    std::set<std::vector<int>> seen;  // data ranks alike are replayed once
+    // Data ranks alike are replayed once.
+    std::set<std::pair<std::vector<int>, std::vector<double>>> seen;
     double bound = 0;
     const bool alike = request_.uniform && layout_.num_micro_batches.size() == 1 &&
                        layout_.micro_batch_sizes.empty();
@@ -120,10 +127,7 @@ class StepPricer : private StepDevices {
       for (int stage = 0; stage < layout_.pipeline; ++stage) {
         key.push_back(slowest_type(stage, data_rank));
       }
-      if (!layout_.micro_batch_scales.empty()) {
-        key.push_back(data_rank);
-      }
-      if (key[0] != 0 && seen.insert(std::move(key)).second) {
+      if (key[0] != 0 && seen.emplace(std::move(key), layout_.scales_of(data_rank)).second) {
         pipelines.push_back(prepare(data_rank));
         bound = std::max(bound, pipelines.back().bound);
       }
@@ -177,7 +181,8 @@ class StepPricer : private StepDevices {
                               int data_rank) {
     const GroupLinks& links = tensor_links(stage, data_rank);
     auto& prices = request_.cache != nullptr ? request_.cache->profiles : own_prices_.profiles;
-    const auto key = std::make_tuple(&profile, type_index, links.num_hosts);
+    const auto key = std::make_tuple(
+        &profile, type_index, links.num_hosts, links.intra.bandwidth, links.host_bandwidth);
     const auto found = prices.find(key);
     if (found != prices.end()) {
       return found->second;
@@ -361,8 +366,8 @@ class StepPricer : private StepDevices {
       input.micro_batch_scale.assign(static_cast<size_t>(m), 1);
       input.micro_batch_scale.back() = layout_.last_micro_batch;
     }
-    if (!layout_.micro_batch_scales.empty()) {
-      input.micro_batch_scale = layout_.micro_batch_scales[static_cast<size_t>(data_rank)];
+    if (std::vector<double> scales = layout_.scales_of(data_rank); !scales.empty()) {
+      input.micro_batch_scale = std::move(scales);
     }
     last_backward_ = std::max(last_backward_, last_backward_seconds(input));
     const bool single = layout_.virtual_stages == 1 && layout_.schedule == ScheduleKind::k1F1B;
@@ -424,7 +429,7 @@ class StepPricer : private StepDevices {
       }
       least = std::min(least, sum);
     }
-    return least * layout_.last_micro_batch;
+    return input.micro_batch_scale.empty() ? least : least * input.micro_batch_scale.back();
   }
 
   // Gradient reduction, tied parameters, update and weight gathers of the slowest stage.

@@ -44,8 +44,7 @@ struct Layout {
   std::vector<int> num_micro_batches = {1};
   // By block of the model, where they differ; empty: `recompute` everywhere.
   std::vector<RecomputeMode> block_recompute;
-  // By data rank, where a given plan says it: the size of each micro-batch relative to the rank's
-  // full ones; empty: all full.
+  // By data rank: the size of each micro-batch relative to the rank's full ones; empty: all full.
   std::vector<std::vector<double>> micro_batch_scales;
   double last_micro_batch = 1;   // size of the last one relative to a full one
   std::vector<int> first_block;  // by virtual stage, ascending; the first is 0
@@ -72,6 +71,10 @@ struct Layout {
     return micro_batch_sizes.empty() ? micro_batch
                                      : micro_batch_sizes[static_cast<size_t>(data_rank)];
   }
+  std::vector<double> scales_of(int data_rank) const {
+    return micro_batch_scales.empty() ? std::vector<double>{}
+                                      : micro_batch_scales[static_cast<size_t>(data_rank)];
+  }
   int device(int rank) const { return devices.empty() ? rank : devices[static_cast<size_t>(rank)]; }
 };
 
@@ -89,7 +92,8 @@ struct LayoutLinks {
 // What many predictions of one search have in common. Keys hold the profile's address: keep the
 // profiles alive and in place.
 struct PriceCache {
-  std::map<std::tuple<const ModelProfile*, int, int>, PricedProfile> profiles;
+  // By profile, device type and the tensor group's hosts, and bandwidths within and between them.
+  std::map<std::tuple<const ModelProfile*, int, int, double, double>, PricedProfile> profiles;
   std::map<int, CostModel> cost_models;                  // by device type
   std::map<std::array<int, 4>, LayoutLinks> links;       // (d, t, p, order)
   std::map<std::array<int, 4>, Schedule> schedules;      // (kind, p, m, v)

@@ -1,15 +1,14 @@
 // `trainrt plan`: the dry-run report.
-#include <charconv>
 #include <chrono>
 #include <limits>
 #include <mutex>
 
 #include "graph/base/log.h"
-#include "parallel/cluster_file.h"
 #include "parallel/plan_annotation.h"
 #include "parallel/trace_events.h"
 #include "planner/plan_report.h"
 #include "runtime/commands/command.h"
+#include "runtime/commands/plan_flags.h"
 #include "runtime/file_bytes.h"
 #include "runtime/given_plan.h"
 #include "runtime/option_checks.h"
@@ -19,19 +18,6 @@
 namespace trainrt {
 
 namespace {
-
-Topology topology_of(const Options& options) {
-  if (!options.cluster.empty()) {
-    return load_cluster(options.cluster);
-  }
-  const std::string devices = options.devices.empty() ? "cpu" : options.devices;
-  TRAINRT_REQUIRE(devices == "cpu" || devices.rfind("cpu:", 0) == 0,
-                  kInvalidArgument,
-                  "--devices ",
-                  devices,
-                  " names devices of this machine; name those to plan for with --cluster");
-  return make_preset(devices);
-}
 
 // auto: fp32 on CPUs, bf16 where the devices have it, else fp16.
 std::string precision_of(const Options& options, const Topology& topology) {
@@ -70,40 +56,6 @@ Objective objective_of(const std::string& name) {
 TrainingJob job_in(TrainingJob job, const std::string& precision) {
   job.precision = precision;
   return job;
-}
-
-// "2.5" for every device, or "H100-SXM5-80GB=4,A100-SXM4-80GB=2".
-std::map<std::string, double> prices_of(const Options& options, const Topology& topology) {
-  std::map<std::string, double> prices;
-  if (options.price.empty()) {
-    return prices;
-  }
-  const auto number = [&](const std::string& text) {
-    double value = 0;
-    const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-    TRAINRT_REQUIRE(status == std::errc() && end == text.data() + text.size() && value > 0,
-                    kInvalidArgument,
-                    "--price is '",
-                    options.price,
-                    "'; wanted a number above zero, or TYPE=NUMBER,...");
-    return value;
-  };
-  if (options.price.find('=') == std::string::npos) {
-    for (const DeviceType& type : topology.types) {
-      prices[type.name] = number(options.price);
-    }
-    return prices;
-  }
-  std::string rest = options.price + ",";
-  for (size_t comma = rest.find(','); comma != std::string::npos; comma = rest.find(',')) {
-    const std::string item = rest.substr(0, comma);
-    rest.erase(0, comma + 1);
-    const size_t equals = item.find('=');
-    TRAINRT_REQUIRE(
-        equals != std::string::npos, kInvalidArgument, "--price: '", item, "' is not TYPE=NUMBER");
-    prices[item.substr(0, equals)] = number(item.substr(equals + 1));
-  }
-  return prices;
 }
 
 // The predicted step as `run --trace` writes the measured one: of all ranks where their programs
@@ -146,7 +98,7 @@ int plan_command(const Options& flags) {
   check_flags(flags);
   const auto begin = std::chrono::steady_clock::now();
   PlanRequest request;
-  request.topology = topology_of(flags);
+  request.topology = planned_topology(flags);
   std::optional<GivenPlan> given = plan_file(flags);
   Options options = given ? follow_plan(flags, *given) : flags;
   request.precision = precision_of(options, request.topology);
@@ -217,7 +169,7 @@ int plan_command(const Options& flags) {
                                : options.what_if == "off" ? 0
                                                           : kQuickSearch;
   request.objective = objective_of(options.objective);
-  request.price = prices_of(options, request.topology);
+  request.price = planned_prices(options, request.topology);
   const PlanResult result = make_plan(request);
   if (!options.trace.empty()) {
     TRAINRT_REQUIRE(result.chosen.prediction.timeline != nullptr,

@@ -9,8 +9,10 @@
 #include <map>
 #include <random>
 
+#include "parallel/micro_batches.h"
 #include "planner/candidates.h"
 #include "planner/planner.h"
+#include "planner/shares.h"
 #include "planner/step_memory.h"
 #include "tests/support/layered_model.h"
 
@@ -154,6 +156,16 @@ class BruteForce {
 
   // Seconds of the fastest plan that fits; above 1e300 if there is none.
   double run() {
+    all_degrees();
+    if (best_ >= 1e300) {  // tensors are cut for memory where nothing fits otherwise
+      for_memory_ = true;
+      all_degrees();
+    }
+    return best_;
+  }
+
+ private:
+  void all_degrees() {
     const int devices = request_.topology.num_devices();
     for (int t = 1; t <= devices; ++t) {
       for (int p = 1; p <= devices; ++p) {
@@ -162,10 +174,8 @@ class BruteForce {
         }
       }
     }
-    return best_;
   }
 
- private:
   bool fits_host(int t) const {
     return std::all_of(
         request_.topology.hosts.begin(), request_.topology.hosts.end(), [&](const Host& host) {
@@ -183,13 +193,15 @@ class BruteForce {
         continue;
       }
       std::map<int64_t, GraphProfile> profiles;
+      every_size_.clear();
       for (int64_t b = 1; b <= request_.global_batch; ++b) {
         const bool power = (b & (b - 1)) == 0;
         GraphProfile made = profile_at(b, d.tensor, sequence_parallel);
         if ((power || b == samples) && (d.tensor == 1 || !made.placements.empty())) {
           engine_ = own_engine(request_.precision, made.optimizer_bytes);
-          profiles.emplace(b, std::move(made));
+          profiles.emplace(b, made);
         }
+        every_size_.emplace(b, std::move(made));
       }
       for (const std::vector<int>& order :
            candidate_device_orders(request_.topology, d, PlanPins())) {
@@ -213,7 +225,9 @@ class BruteForce {
       group.push_back(i);
     }
     const GroupLinks links = group_links(request_.topology, group, 1);
-    return graph_profile({&model, &cost, &links, tensor, sequence_parallel, 2});
+    GraphProfileRequest wanted{&model, &cost, &links, tensor, sequence_parallel, 2};
+    wanted.split_for_memory = for_memory_;
+    return graph_profile(wanted);
   }
 
   // Each size for each kind of data rank, where they are of several.
@@ -359,11 +373,58 @@ class BruteForce {
         return;
       }
     }
-    const double seconds = predict_step(step).seconds;
+    const double seconds = seconds_as_cut(layout);
     if (seconds < best_) {
       best_ = seconds;
       best_layout_ = layout;
     }
+  }
+
+  // With micro-batches as the batch is cut into them: the last ones may be short, and a data rank
+  // whose share is less than a micro-batch has micro-batches of that size.
+  double seconds_as_cut(Layout layout) const {
+    std::vector<DataShare> shares;
+    if (layout.micro_batch_sizes.empty()) {
+      shares = make_shares(request_.global_batch,
+                           layout.data,
+                           layout.micro_batch,
+                           {layout.num_micro_batches.begin(), layout.num_micro_batches.end()});
+    } else {
+      const std::vector<int64_t> samples =
+          samples_of(request_.global_batch, layout.num_micro_batches, layout.micro_batch_sizes);
+      for (int d = 0; d < layout.data; ++d) {
+        const int64_t own = samples[static_cast<size_t>(d)];
+        shares.push_back(
+            {d, own, std::min(own, layout.micro_batch_size(d)), layout.micro_batches(d)});
+      }
+    }
+    const auto alike = [&](int64_t size, const GraphProfile& other) {
+      const GraphProfile& own = every_size_.at(size);
+      return own.placements == other.placements ? &own : &other;
+    };
+    int64_t largest = 0;
+    for (const DataShare& share : shares) {
+      largest = std::max(largest, share.micro_batch_size);
+    }
+    const GraphProfile* like = alike(largest, every_size_.at(layout.micro_batch));
+    StepRequest step;
+    step.profile = &like->profile;
+    layout.micro_batch = like->profile.micro_batch;
+    layout.micro_batch_sizes.clear();
+    for (const DataShare& share : shares) {
+      const GraphProfile* own =
+          share.num_samples == 0 ? like : alike(share.micro_batch_size, *like);
+      step.rank_profiles.push_back(&own->profile);
+      layout.micro_batch_sizes.push_back(own->profile.micro_batch);
+    }
+    take_shares(shares, PlanPins(), &layout);
+    layout.num_micro_batches.resize(static_cast<size_t>(layout.data), layout.num_micro_batches[0]);
+    step.topology = &request_.topology;
+    step.engine = &engine_;
+    step.precision = request_.precision;
+    step.layout = &layout;
+    step.time_only = true;
+    return predict_step(step).seconds;
   }
 
   bool recompute(const StepRequest& step,
@@ -419,6 +480,8 @@ class BruteForce {
   const PlanRequest& request_;
   const ModelProfile* profile_ = nullptr;
   std::vector<const ModelProfile*> rank_profiles_;  // by data rank, where sizes differ
+  std::map<int64_t, GraphProfile> every_size_;
+  bool for_memory_ = false;
   Engine engine_;
   double best_ = 1e301;
   Layout best_layout_;

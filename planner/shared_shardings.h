@@ -1,0 +1,16 @@
+// How every class of block is split over the tensor group, when blocks share parameters: an
+// embedding that is the head's matrix too lies one way only.
+#pragma once
+
+#include <vector>
+
+#include "planner/model_blocks.h"
+#include "planner/sharding_search.h"
+
+namespace trainrt {
+
+// By class. Each takes the least time by itself, but where classes would hold a parameter in
+// different ways: then it lies so that all blocks together take least.
+std::vector<BlockSharding> shard_blocks(const ModelBlocks& model, const ShardingRequest& request);
+
+}  // namespace trainrt
