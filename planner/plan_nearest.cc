@@ -50,9 +50,48 @@ void PlanSearch::explain_too_large() {
   }
 }
 
+// What the nearest plan lacks, as a part of what it takes.
+double PlanSearch::nearest_shortage() const {
+  double most = 0;
+  for (const StageMemory& stage : nearest_.prediction.stages) {
+    most = std::max(most,
+                    static_cast<double>(stage.missing_bytes()) /
+                        static_cast<double>(std::max<int64_t>(1, stage.peak_bytes)));
+  }
+  return most;
+}
+
+// Nothing fits by the estimates, which may be above what programs need: whether the programs of the
+// best few that lack a little do fit.
+void PlanSearch::doubt_estimates() {
+  constexpr double kLeastError = 0.95;  // of programs to estimates
+  constexpr int kMostTried = 8;
+  if (nearest_shortage() > 1 - kLeastError) {
+    return;
+  }
+  estimate_error_ = kLeastError;
+  visits_.clear();
+  for (int tried = 0; tried < kMostTried; ++tried) {
+    explore();
+    if (best_ >= 1e300) {
+      break;
+    }
+    if (settle_memory(&chosen_)) {
+      return;
+    }
+  }
+  estimate_error_ = 1;
+  for (auto& [kind, errors] : memory_errors_) {
+    std::transform(errors.begin(), errors.end(), errors.begin(), [](double error) {
+      return std::max(error, 1.0);
+    });
+  }
+  visits_.clear();
+  explore();
+}
+
 // Nothing fits where tensors are cut for speed: the same with as many of them cut as there are.
 void PlanSearch::split_for_memory() {
-  explain_too_large();
   splits_for_memory_ = true;
   profile_index_.clear();
   orders_.clear();
@@ -63,6 +102,9 @@ void PlanSearch::split_for_memory() {
     add_degrees(static_cast<int>(i));
   }
   explore_until_settled();
+  if (best_ >= 1e300 && !request_.only_feasible) {
+    explain_too_large();
+  }
 }
 
 // There is not a single shape: says which pins leave none.

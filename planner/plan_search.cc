@@ -51,6 +51,7 @@ PlanResult PlanSearch::run() {
   const int num_blocks =
       static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.blocks.size());
   degrees_ = candidate_degrees(request_, num_blocks);
+  splits_for_memory_ = request_.split_for_memory && request_.pins.placements.empty();
   for (size_t i = 0; i < degrees_.size(); ++i) {
     add_degrees(static_cast<int>(i));
   }
@@ -58,7 +59,15 @@ PlanResult PlanSearch::run() {
     refuse_pins(num_blocks);
   }
   explore_until_settled();
-  if (best_ >= 1e300 && request_.pins.placements.empty() &&
+  if (best_ >= 1e300 && !request_.only_feasible) {
+    explain_too_large();
+    if (request_.programs && !request_.memory_where_tight) {
+      doubt_estimates();
+    }
+  }
+  constexpr double kHopeless = 0.5;  // of what the nearest plan takes
+  if (best_ >= 1e300 && !splits_for_memory_ && request_.pins.placements.empty() &&
+      (request_.only_feasible || nearest_shortage() < kHopeless) &&
       std::any_of(
           degrees_.begin(), degrees_.end(), [](const Degrees& d) { return d.tensor > 1; })) {
     split_for_memory();
@@ -161,7 +170,7 @@ void PlanSearch::add_degrees(int degrees) {
   orders_.push_back(candidate_device_orders(request_.topology, d, request_.pins));
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
   for (const bool sp : {false, true}) {
-    if ((d.tensor == 1 && (sp || splits_for_memory_)) ||
+    if ((d.tensor == 1 && (sp || (splits_for_memory_ && !request_.split_for_memory))) ||
         (d.tensor > 1 && request_.pins.sequence_parallel.value_or(sp) != sp)) {
       continue;
     }
@@ -518,6 +527,7 @@ void PlanSearch::improve() {
 void PlanSearch::decide() {
   result_.engine = engine_;
   result_.feasible = best_ < 1e300;
+  result_.split_for_memory = splits_for_memory_;
   for (const auto& [degrees, rejected] : too_large_) {
     TRAINRT_REQUIRE(result_.feasible || !nearest_.layout.first_block.empty(),
                     kInvalidArgument,
@@ -528,7 +538,11 @@ void PlanSearch::decide() {
                     " the best one ",
                     rejected.rejected_because);
   }
-  explain_too_large();
+  if (result_.feasible) {
+    explain_too_large();
+  } else if (request_.only_feasible) {
+    return;
+  }
   result_.chosen = result_.feasible ? chosen_ : nearest_;
   take_written_shares(&result_.chosen);
   StepRequest again = step_request(result_.chosen);

@@ -138,6 +138,8 @@ class PlanSearch {
   struct Visit;
   void explore();
   void explore_until_settled();
+  double nearest_shortage() const;
+  void doubt_estimates();
   void split_for_memory();
   bool is_known(size_t shape) const;
   Visit visit(size_t shape, Caches* caches) const;
@@ -190,6 +192,7 @@ class PlanSearch {
   using MemoryKind = std::tuple<int, std::vector<int>, int>;
   static MemoryKind memory_kind(const Candidate& candidate);
   std::map<MemoryKind, std::array<double, 3>> memory_errors_;
+  double estimate_error_ = 1;  // where it is not known
   int64_t num_replayed_ = 0;
   std::map<size_t, double> program_seconds_;  // by shape, where programs were timed
   PlanResult result_;

@@ -89,7 +89,10 @@ PlanSearch::MemoryKind PlanSearch::memory_kind(const Candidate& candidate) {
 
 std::array<double, 3> PlanSearch::memory_error(const Candidate& candidate) const {
   const auto found = memory_errors_.find(memory_kind(candidate));
-  return found == memory_errors_.end() ? std::array<double, 3>{1, 1, 1} : found->second;
+  if (found != memory_errors_.end()) {
+    return found->second;
+  }
+  return {estimate_error_, estimate_error_, estimate_error_};
 }
 
 bool PlanSearch::settle_memory(Candidate* candidate) {
@@ -129,6 +132,10 @@ bool PlanSearch::settle_memory(Candidate* candidate) {
       }
       const auto cost = [&](int rank) { return costs[static_cast<size_t>(rank)]; };
       found = ProgramMemory(request_.programs, plan, device, cost).all();
+    }
+    if (!found && estimate_error_ < 1) {
+      banned_.insert(candidate->shape);  // it fits by less than the estimate alone
+      return false;
     }
     if (!found) {
       return true;

@@ -149,6 +149,8 @@ PlanResult make_plan(const PlanRequest& request) {
   PlanResult result = PlanSearch(request, &model).run();
   const auto search = [&](PlanRequest changed) {
     changed.memory_where_tight = true;
+    changed.only_feasible = !result.feasible;
+    changed.split_for_memory = result.split_for_memory;
     return PlanSearch(changed, &model).run();
   };
   if (!result.feasible) {

@@ -38,7 +38,10 @@ struct PlanRequest {
   std::function<DeviceSpec(const Topology& topology, int device)> device_spec;
   // Programs are compiled only where the estimate comes near the limit: nobody reads the figure.
   bool memory_where_tight = false;
-  int num_nodes = 0;  // of the imported graph; 0: from the training graph
+  // Asks whether anything fits; what does not is not explained.
+  bool only_feasible = false;
+  bool split_for_memory = false;  // tensors are cut as often as they can be, whatever that costs
+  int num_nodes = 0;              // of the imported graph; 0: from the training graph
   Objective objective = Objective::kThroughput;
   std::map<std::string, double> price;  // per device-hour, by type name
   // Search again for what would change the answer, after searches of at most so many candidates.
@@ -73,7 +76,8 @@ struct WhatIf {
 
 struct PlanResult {
   bool feasible = false;
-  Candidate chosen;  // when infeasible: the candidate that is least short of memory
+  Candidate chosen;               // when infeasible: the candidate that is least short of memory
+  bool split_for_memory = false;  // as PlanRequest has it: tried where nothing else fitted
   Plan plan;
   std::vector<Candidate> alternatives;
   std::vector<std::shared_ptr<const GraphProfile>> profiles;
