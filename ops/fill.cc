@@ -100,6 +100,14 @@ void upgrade_eye_like(UpgradeContext& context) {
   if (like.shape.size() != 2) {
     context.fail(concat("input must have 2 dims, got ", shape_string(like.shape)));
   }
+  constexpr int64_t kMostElements = int64_t{1} << 26;  // it is written out: an 8192 x 8192 matrix
+  if (num_elements(like.shape) > kMostElements) {
+    context.fail(concat("an identity matrix of ",
+                        shape_string(like.shape),
+                        " has more than ",
+                        kMostElements,
+                        " elements"));
+  }
   const int64_t k = std::clamp<int64_t>(
       context.attributes().get_int("k", 0), -like.shape[0], like.shape[1]);  // beyond: all zeros
   Tensor eye(DType::kFloat64, like.shape);

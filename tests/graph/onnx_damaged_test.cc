@@ -125,6 +125,13 @@ TEST(OnnxDamagedTest, OperandsWithTooFewDims) {
   });
 }
 
+TEST(OnnxDamagedTest, AnIdentityMatrixThatNobodyCouldWriteOut) {
+  const OnnxModel model = model_of(
+      "(float[4, 90000000] x) => (float[4, 90000000] y)", "", "t = EyeLike(x)\ny = Add(x, t)");
+  EXPECT_THAT(error_of(ErrorCode::kUnsupported, [&] { model.bind({}); }),
+              HasSubstr("more than 67108864 elements"));
+}
+
 TEST(OnnxDamagedTest, SizesThatAreNone) {
   const std::string x = "(float[4, 6] x) => (float[4, 6] y)";
   expect_refusals({
