@@ -98,6 +98,7 @@ void PlanSearch::split_for_memory() {
   shapes_.clear();
   visits_.clear();
   banned_.clear();
+  make_first_profiles();
   for (size_t i = 0; i < degrees_.size(); ++i) {
     add_degrees(static_cast<int>(i));
   }

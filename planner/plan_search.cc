@@ -19,7 +19,7 @@ constexpr int kMostVirtualStages = 6;
 constexpr int kLongPipeline = 8;
 // Larger micro-batches than this are tried while each lowers the time of a sample by so much; a
 // small data rank's whole share always.
-constexpr int64_t kAlwaysTried = 16, kSmallShare = 64;
+constexpr int64_t kSmallShare = 64;
 constexpr double kWorthMore = 0.99;
 // Other cuts than the balanced ones gain little where a rank has many blocks: a point whose bound
 // at those, or whose step, exceeds the best step by more than this is given up.
@@ -52,6 +52,7 @@ PlanResult PlanSearch::run() {
       static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.blocks.size());
   degrees_ = candidate_degrees(request_, num_blocks);
   splits_for_memory_ = request_.split_for_memory && request_.pins.placements.empty();
+  make_first_profiles();
   for (size_t i = 0; i < degrees_.size(); ++i) {
     add_degrees(static_cast<int>(i));
   }
@@ -86,92 +87,12 @@ void PlanSearch::explore_until_settled() {
   } while (best_ < 1e300 && !settle_memory(&chosen_));
 }
 
-const SizedModel& PlanSearch::model_at(int64_t micro_batch) const {
-  return model_->models.at(micro_batch, request_.pins.micro_batch.has_value());
-}
-
-const ModelProfile& PlanSearch::profile(int index) const {
-  return profiles_[static_cast<size_t>(index)]->profile;
-}
-
-std::shared_ptr<const GraphProfile> PlanSearch::make_profile(int64_t micro_batch,
-                                                             int tensor,
-                                                             bool sequence_parallel,
-                                                             Splitting splitting) {
-  std::shared_ptr<const GraphProfile>& found =
-      model_->profiles[{micro_batch, tensor, sequence_parallel, splitting}];
-  if (found != nullptr) {
-    return found;
-  }
-  const CostModel cost(request_.topology.type_of(0), request_.precision);
-  std::vector<int> group(static_cast<size_t>(tensor));
-  std::iota(group.begin(), group.end(), 0);
-  const GroupLinks links = group_links(request_.topology, group, 1);
-  const bool half = request_.precision == "bf16" || request_.precision == "fp16";
-  GraphProfileRequest wanted;
-  const SizedModel& model = model_at(micro_batch);
-  wanted.model = &model.blocks;
-  wanted.memory = model.as_run ? &*model.as_run : nullptr;
-  wanted.cost = &cost;
-  wanted.tensor_group = &links;
-  wanted.tensor_parallel = tensor;
-  wanted.sequence_parallel = sequence_parallel;
-  wanted.float_bytes = half ? 2 : 4;
-  wanted.pins = &block_pins_;
-  wanted.choose_padding = true;
-  wanted.split_at_any_price = splitting == Splitting::kAtAnyPrice;
-  wanted.split_for_memory = splitting == Splitting::kForMemory;
-  const DeviceSpec device =
-      request_.device_spec ? request_.device_spec(request_.topology, 0) : DeviceSpec{};
-  wanted.device = request_.device_spec ? &device : nullptr;
-  auto made = std::make_shared<GraphProfile>(graph_profile(wanted));
-  if (request_.tokens_per_sample > 0) {
-    made->profile.tokens_per_sample = request_.tokens_per_sample;
-  }
-  found = std::move(made);
-  return found;
-}
-
-// -1 when nothing can be split over the tensor group.
-int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel) {
-  const auto key = std::make_tuple(micro_batch, d.tensor, sequence_parallel);
-  const auto known = profile_index_.find(key);
-  if (known != profile_index_.end()) {
-    return known->second;
-  }
-  std::shared_ptr<const GraphProfile> made =
-      make_profile(micro_batch,
-                   d.tensor,
-                   sequence_parallel,
-                   splits_for_memory_ ? Splitting::kForMemory : Splitting::kForTime);
-  const bool placed = !request_.pins.placements.empty();
-  // What the pins ask for is done, though it does not pay.
-  const bool asked = std::all_of(
-      degrees_.begin(), degrees_.end(), [](const Degrees& each) { return each.tensor > 1; });
-  if (d.tensor > 1 && made->placements.empty() && asked && !placed) {
-    made = make_profile(micro_batch, d.tensor, sequence_parallel, Splitting::kAtAnyPrice);
-  }
-  engine_ = own_engine(request_.precision, made->optimizer_bytes);
-  const std::vector<DeviceType>& types = request_.topology.types;
-  if (std::all_of(types.begin(), types.end(), [](const DeviceType& t) { return t.is_cpu(); })) {
-    engine_.overlap_gradients = engine_.overlap_gather = false;  // CPU ranks do one after the other
-  }
-  int& index = profile_index_[key];
-  index = -1;
-  if (d.tensor == 1 || !made->placements.empty() || placed) {
-    index = static_cast<int>(profiles_.size());
-    profiles_.push_back(std::move(made));
-  }
-  return index;
-}
-
 void PlanSearch::add_degrees(int degrees) {
   const Degrees& d = degrees_[static_cast<size_t>(degrees)];
   orders_.push_back(candidate_device_orders(request_.topology, d, request_.pins));
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
   for (const bool sp : {false, true}) {
-    if ((d.tensor == 1 && (sp || (splits_for_memory_ && !request_.split_for_memory))) ||
-        (d.tensor > 1 && request_.pins.sequence_parallel.value_or(sp) != sp)) {
+    if (!profiles_sequence_parallel(d, sp)) {
       continue;
     }
     double of_sample = 1e300;

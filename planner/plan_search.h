@@ -31,14 +31,19 @@ struct SearchCaches {
   LayoutFit::CutCache cuts;
 };
 
+// Micro-batch size, tensor degree, sequence parallelism, and what tensors are cut for.
+using ProfileKey = std::tuple<int64_t, int, bool, Splitting>;
+
+// Larger micro-batches than this are tried only while each lowers the time of a sample.
+constexpr int64_t kAlwaysTried = 16;
+
 // What searches have in common whose requests differ in batch, memory, pins of the layout or the
 // number of hosts only, and not in what a device or a tensor group is.
 struct SearchModel {
   explicit SearchModel(ModelSizes sizes) : models(std::move(sizes)) {}
 
   ModelSizes models;
-  // By micro-batch size, tensor degree and sequence parallelism.
-  std::map<std::tuple<int64_t, int, bool, Splitting>, std::shared_ptr<const GraphProfile>> profiles;
+  std::map<ProfileKey, std::shared_ptr<const GraphProfile>> profiles;
   std::array<SearchCaches, 2> caches;  // each thread has its own
 };
 
@@ -68,10 +73,10 @@ class PlanSearch {
   // The model and its profiles.
   const SizedModel& model_at(int64_t micro_batch) const;
   int profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel);
-  std::shared_ptr<const GraphProfile> make_profile(int64_t micro_batch,
-                                                   int tensor,
-                                                   bool sequence_parallel,
-                                                   Splitting splitting);
+  void make_first_profiles();
+  std::shared_ptr<const GraphProfile> profile_at(const ProfileKey& key);
+  std::shared_ptr<const GraphProfile> make_profile(const ProfileKey& key) const;
+  bool profiles_sequence_parallel(const Degrees& d, bool sp) const;
   const ModelProfile& profile(int index) const;
 
   // The space.

@@ -84,6 +84,8 @@ class StageBytes {
         stage_(stage) {
     const auto num_stages = layout_.first_block.size();
     const bool copies = layout_.pipeline == 1;  // of parameters that the rank holds anyway
+    stages_.reserve(static_cast<size_t>(layout_.virtual_stages));
+    runs_.reserve(static_cast<size_t>(layout_.virtual_stages));
     for (auto s = static_cast<size_t>(stage); s < num_stages;
          s += static_cast<size_t>(layout_.pipeline)) {
       Stage own;
