@@ -474,6 +474,7 @@ void PlanSearch::decide() {
     result_.chosen.prediction.stages =
         stages_of_ranks(result_.chosen.rank_memory, request_.topology, result_.chosen.layout);
   }
+  result_.value = value_of(result_.chosen, result_.chosen.prediction.seconds);
   result_.plan =
       plan_of(request_, result_.chosen, *profiles_[static_cast<size_t>(result_.chosen.profile)]);
   StepPrediction searched;  // as the alternatives are

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
+#include "parallel/micro_batches.h"
+#include "planner/candidates.h"
 #include "planner/plan_search.h"
 #include "planner/remedies.h"
 #include "planner/what_if.h"
@@ -135,6 +138,61 @@ Engine own_engine(const std::string& precision, double optimizer_bytes_fp32) {
   return engine;
 }
 
+namespace {
+
+// Shares are proportions of the batch's samples. Where the micro-batch size is free they are
+// rounded to samples first, and each size is tried on what that gives: cut into micro-batches of
+// one size first, a batch of few would keep little of the proportions.
+PlanResult search(const PlanRequest& request, SearchModel* model) {
+  const PlanPins& pins = request.pins;
+  if (pins.shares.empty() || pins.micro_batch.has_value() || pins.exact_reduction) {
+    return PlanSearch(request, model).run();
+  }
+  check_pins(request);
+  const int num_blocks = static_cast<int>(model->models.at(1, false).blocks.blocks.size());
+  if (candidate_degrees(request, num_blocks).empty()) {
+    return PlanSearch(request, model).run();  // says why
+  }
+  const auto cut = [&](int64_t micro_batch) {
+    return make_sized_shares(
+        request.global_batch, std::vector<int64_t>(pins.shares.size(), micro_batch), pins.shares);
+  };
+  const auto largest = [](const std::vector<DataShare>& shares) {
+    int64_t size = 0;
+    for (const DataShare& share : shares) {
+      size = std::max(size, share.micro_batch_size);
+    }
+    return size;
+  };
+  std::optional<PlanResult> best;
+  int64_t candidates = 0, pruned = 0;
+  double lower_bound = 1e300;
+  for (const int64_t b : candidate_micro_batches(request, largest(cut(request.global_batch)))) {
+    PlanRequest changed = request;
+    changed.pins.data = static_cast<int>(pins.shares.size());
+    changed.pins.shares.clear();
+    changed.pins.data_shares = cut(b);
+    changed.pins.micro_batch = largest(changed.pins.data_shares);
+    PlanResult found = PlanSearch(changed, model).run();
+    candidates += found.candidates;
+    pruned += found.pruned;
+    lower_bound = std::min(lower_bound, found.lower_bound);
+    const bool better =
+        !best || (found.feasible && !best->feasible) ||
+        (found.feasible == best->feasible &&
+         (found.feasible ? found.value < best->value : found.missing_bytes < best->missing_bytes));
+    if (better) {
+      best = std::move(found);
+    }
+  }
+  best->candidates = candidates;
+  best->pruned = pruned;
+  best->lower_bound = lower_bound;
+  return std::move(*best);
+}
+
+}  // namespace
+
 PlanResult make_plan(const PlanRequest& request) {
   ModelSource source = request.model;
   if (!request.pins.from.empty()) {
@@ -146,17 +204,17 @@ PlanResult make_plan(const PlanRequest& request) {
     };
   }
   SearchModel model{ModelSizes(std::move(source), request.pins.block_pins())};
-  PlanResult result = PlanSearch(request, &model).run();
-  const auto search = [&](PlanRequest changed) {
+  PlanResult result = search(request, &model);
+  const auto search_again = [&](PlanRequest changed) {
     changed.memory_where_tight = true;
     changed.only_feasible = !result.feasible;
     changed.split_for_memory = result.split_for_memory;
-    return PlanSearch(changed, &model).run();
+    return search(changed, &model);
   };
   if (!result.feasible) {
-    result.remedies = find_remedies(request, search);
+    result.remedies = find_remedies(request, search_again);
   } else if (result.candidates <= request.what_if_candidates) {
-    result.what_if = what_would_change(request, result, search);
+    result.what_if = what_would_change(request, result, search_again);
   }
   return result;
 }

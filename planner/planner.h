@@ -88,6 +88,7 @@ struct PlanResult {
   // sums. What the search alone has timed is put in these terms: the bound, alternatives, what-ifs.
   double programs_factor = 1;
   double lower_bound = 0;     // no plan of the searched space is faster
+  double value = 0;           // of the objective, by the search's own sums
   int64_t missing_bytes = 0;  // infeasible: by how much, on `missing_rank`
   int missing_rank = 0;
   std::vector<std::string> remedies;  // changes that would make it fit

@@ -186,6 +186,30 @@ TEST_F(PlanFileTest, ContradictionsAreRefused) {
                  HasSubstr("has 4 samples"));
 }
 
+// Whatever micro-batches suit the devices: of 32 samples one size for all would leave 16 and 16.
+TEST_F(PlanFileTest, SharesAreProportionsOfSamples) {
+  struct Row {
+    std::vector<std::string> flags;
+    std::vector<int64_t> samples;
+  };
+  for (const Row& row :
+       {Row{{"--devices", "cpu:2", "--shares", "1,2"}, {11, 21}},
+        Row{{"--devices", "cpu:2", "--shares", "11,21"}, {11, 21}},
+        Row{{"--devices", "cpu:3", "--shares", "2,3,3"}, {8, 12, 12}},
+        Row{{"--cluster", "rtx-4090:2", "--shares", "1,2"}, {11, 21}},
+        Row{{"--cluster", "dgx-a100", "--pp", "4", "--shares", "5,1"}, {27, 5}},
+        Row{{"--cluster", "dgx-a100", "--tp", "2", "--shares", "1,1,1,2"}, {6, 6, 7, 13}}}) {
+    std::vector<std::string> flags = row.flags;
+    flags.insert(flags.end(), {"--batch-size", "32"});
+    std::vector<int64_t> samples;
+    const Json plan = found(flags);
+    for (const Json& share : plan["shares"]) {
+      samples.push_back(share["num_samples"]);
+    }
+    EXPECT_EQ(samples, row.samples) << row.flags.back();
+  }
+}
+
 TEST_F(PlanFileTest, AReportIsTakenForThePlanInIt) {
   const std::vector<std::string> flags = {"--devices", "cpu:2", "--pp", "2", "--batch-size", "4"};
   const ProgramResult searched = plan(flags);
