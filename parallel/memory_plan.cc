@@ -234,9 +234,15 @@ struct VariantPlan {
   std::unique_ptr<BufferPlan> buffers;
 };
 
+// What runs once per step may lie over the slots where they are empty then.
+bool beside_slots(const TimeLine& line, bool overlays_slots) {
+  return line.local_stage >= 0 || !overlays_slots;
+}
+
 // Addresses of all values and workspaces of one variant.
 VariantMemory addresses(const ProgramVariant& variant,
                         VariantPlan& plan,
+                        bool overlays_slots,
                         int64_t slots_extent,
                         const std::vector<int64_t>& step_wide,
                         const std::map<MessageKey, MessageRoom>& messages) {
@@ -265,7 +271,7 @@ VariantMemory addresses(const ProgramVariant& variant,
       } else {
         at = {ArenaRegion::kTransient,
               line.stash ? slots_extent + offset - layout.stash
-                         : offset + (line.local_stage >= 0 ? slots_extent : 0),
+                         : offset + (beside_slots(line, overlays_slots) ? slots_extent : 0),
               0,
               std::max(0, line.local_stage)};
       }
@@ -385,6 +391,7 @@ MemoryPlan plan_memory(const Program& program) {
   memory.transient_base = memory.persistent_bytes;
   memory.transient_bytes = slots_extent;
   live_slots = slots_extent;
+  const bool overlays_slots = program.num_ahead == 0;
   PeakFinder peak;
   for (size_t v = 0; v < plans.size(); ++v) {
     VariantPlan& plan = plans[v];
@@ -396,8 +403,8 @@ MemoryPlan plan_memory(const Program& program) {
                           ? memory.stage_bytes[static_cast<size_t>(line.local_stage)]
                           : memory.step_bytes;
       most = std::max(most, above);
-      memory.transient_bytes =
-          std::max(memory.transient_bytes, above + (line.local_stage >= 0 ? slots_extent : 0));
+      memory.transient_bytes = std::max(
+          memory.transient_bytes, above + (beside_slots(line, overlays_slots) ? slots_extent : 0));
       peak.begin_line(line.num_instants);
       for (const int i : layout.buffers) {
         const Buffer& buffer = plan.buffers->buffer(i);
@@ -405,10 +412,10 @@ MemoryPlan plan_memory(const Program& program) {
           peak.add(buffer);
         }
       }
-      peak.end_line(line.local_stage >= 0 ? live_slots : 0);
+      peak.end_line(beside_slots(line, overlays_slots) ? live_slots : 0);
     }
     memory.variants.push_back(
-        addresses(program.variants[v], plan, slots_extent, step_wide[v], messages));
+        addresses(program.variants[v], plan, overlays_slots, slots_extent, step_wide[v], messages));
   }
   memory.arena_bytes = memory.persistent_bytes + memory.transient_bytes;
   memory.breakdown.gradients += peak.peak().gradients;

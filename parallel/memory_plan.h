@@ -9,7 +9,8 @@
 //               round robin (micro-batch i of a stage has slot i mod num_slots);
 //   transient   everything else of the running phase, overlaid between phases: past the slots, in
 //               parts of the micro-batch's own slot that are not live at the time, and, in phases
-//               that run once per step (no micro-batch in flight), over the slots as well.
+//               that run once per step (no micro-batch in flight, unless steps go over into each
+//               other), over the slots as well.
 // With one micro-batch in flight at a time forward and backward are one time line without slots;
 // with one micro-batch per step the whole step is.
 #pragma once

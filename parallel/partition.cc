@@ -17,8 +17,10 @@
 #include "parallel/passes/exact_reduction.h"
 #include "parallel/passes/padding.h"
 #include "parallel/passes/recompute.h"
+#include "parallel/passes/run_on.h"
 #include "parallel/passes/spmd_lowering.h"
 #include "parallel/phase_order.h"
+#include "parallel/rank_cells.h"
 #include "parallel/rank_graph.h"
 #include "parallel/silent_variant.h"
 #include "parallel/stage_cut.h"
@@ -107,46 +109,6 @@ void connect_host(ProgramVariant& variant) {
       }
     }
   }
-}
-
-// C cells of the micro-batches that have samples, the schedule's row as far as this rank has
-// phases, R and U. `phases`: of a full micro-batch.
-std::vector<Cell> rank_cells(const Plan& plan,
-                             int stage,
-                             const std::vector<MicroBatch>& micro_batches,
-                             const std::vector<Phase>& phases) {
-  std::vector<Cell> cells;
-  const auto has = [&](const Cell& cell) {
-    return std::any_of(phases.begin(), phases.end(), [&](const Phase& phase) {
-      return phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage;
-    });
-  };
-  const auto add_all = [&](PhaseKind kind, int micro_batch) {
-    for (const Phase& phase : phases) {
-      if (phase.kind == kind) {
-        cells.push_back({kind, phase.virtual_stage, micro_batch});
-      }
-    }
-  };
-  const int count = static_cast<int>(micro_batches.size());
-  for (int i = 0; i < count; ++i) {
-    if (micro_batches[static_cast<size_t>(i)].num_samples > 0) {
-      add_all(PhaseKind::kCount, i);
-    }
-  }
-  add_all(PhaseKind::kGather, -1);
-  if (count > 0) {
-    const Schedule schedule =
-        make_schedule(plan.schedule, plan.pipeline_parallel, count, plan.virtual_stages);
-    for (const Cell& cell : schedule.ranks[static_cast<size_t>(stage)]) {
-      if (has(cell)) {
-        cells.push_back(cell);
-      }
-    }
-  }
-  add_all(PhaseKind::kReduce, -1);
-  add_all(PhaseKind::kUpdate, -1);
-  return cells;
 }
 
 // What the data axis does to the update: gradients are summed over it, and ZeRO cuts the state.
@@ -311,7 +273,9 @@ const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
       graph = rematerialize_like(graph, whole(largest_));
     }
     if (plan_.schedule == ScheduleKind::k2BW) {
+      runs_on_ = runs_on(plan_, graph.graph);
       graph = delay_weights(std::move(graph));
+      graph = runs_on_ ? update_without_norm(std::move(graph)) : std::move(graph);
     }
     found = cache_->whole.emplace(shape, apply_recompute(std::move(graph), plan_)).first;
   }
@@ -358,7 +322,7 @@ const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const Ra
     graph = exact_reduction(std::move(graph), cuts_, num_shards(plan_), data_rank);
   }
   result.graph = pad_products(std::move(graph), plan_.padding);
-  result.cut = cut_stages(result.graph.graph, plan_);
+  result.cut = cut_stages(result.graph.graph, plan_, runs_on_);
   result.lockstep = communicates_in_micro_batch(result.graph.graph);
   return result;
 }
@@ -493,6 +457,9 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
     program.micro_batches.push_back({known->second, end, 0, 0, 0});
   }
   program.cells = rank_cells(plan_, at.stage, program.micro_batches, full.phases);
+  if (runs_on_) {
+    add_windows(plan_, full.phases, &program);
+  }
   return program;
 }
 

@@ -68,6 +68,7 @@ class Partitioner {
   bool accumulates_ = false;
   bool sums_in_last_ = false;  // over data ranks, within the backward of the last micro-batch
   bool has_state_ = false;     // running averages, which data ranks gather from each other
+  bool runs_on_ = false;       // steps go over into each other
   std::unique_ptr<Cache> cache_;
 };
 

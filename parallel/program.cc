@@ -32,6 +32,11 @@ int Program::num_stash_slots(int virtual_stage) const {
   return max_in_flight(cells, virtual_stage);
 }
 
+const std::vector<Cell>& Program::row(StepWindow window) const {
+  TRAINRT_CHECK(window == StepWindow::kWhole || runs_on());
+  return window == StepWindow::kWhole ? cells : windows.at(static_cast<size_t>(window));
+}
+
 std::string persistent_key(const Value& value) {
   if (value.kind != ValueKind::kConstant || !value.constant.defined()) {
     return value.name;
@@ -96,16 +101,20 @@ std::optional<PhaseKind> updating_phase(const Program& program) {
 
 std::string program_string(const Program& program) {
   std::ostringstream out;
+  const auto write_cells = [&out](const std::vector<Cell>& cells) {
+    for (const Cell& cell : cells) {
+      out << " " << cell_name(cell);
+    }
+    out << "\n";
+  };
   out << "rank " << program.rank << " of " << program.world_size << " (stage "
       << program.coordinates.stage << ", data rank " << program.coordinates.data_rank
       << ", tensor rank " << program.coordinates.tensor_rank << ")\ncells:";
-  for (const Cell& cell : program.cells) {
-    out << " " << cell.virtual_stage << phase_letter(cell.phase);
-    if (cell.micro_batch >= 0) {
-      out << cell.micro_batch;
-    }
+  write_cells(program.cells);
+  for (size_t window = 1; window < program.windows.size(); ++window) {
+    out << window_name(static_cast<StepWindow>(window)) << ":";
+    write_cells(program.windows[window]);
   }
-  out << "\n";
   for (const ProgramVariant& variant : program.variants) {
     out << "micro-batch of " << variant.micro_batch_size << ":\n";
     for (const Phase& phase : variant.phases) {

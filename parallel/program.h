@@ -90,6 +90,12 @@ struct Program {
   // Persistent tensors of which this rank holds a piece only, by name.
   std::map<std::string, TensorPiece> pieces;
   std::vector<Cell> cells;  // this rank's row: C, G, F, B, W, R, U in order
+  // Where steps go over into each other (parallel/passes/run_on.h): the rows of StepWindow, `cells`
+  // first; what a forward of the next step's batch reads, by the name of what it would read after
+  // this step's update; and how many of them are in flight at that time. Empty and 0 elsewhere.
+  std::vector<std::vector<Cell>> windows;
+  std::map<std::string, std::string> newer_versions;
+  int num_ahead = 0;
   // Of programs made for shapes, whose micro_batches and cells stand for the largest step: variants
   // of micro-batches without samples, and of a step without any. -1: none.
   int silent_variant = -1;
@@ -99,6 +105,8 @@ struct Program {
   std::vector<int> local_stages() const;
   // Most micro-batches of the stage in flight at once.
   int num_stash_slots(int virtual_stage) const;
+  bool runs_on() const { return !windows.empty(); }
+  const std::vector<Cell>& row(StepWindow window) const;
 };
 
 // Communication as nodes. Attribute "group": "data", "tensor" or "pipeline" names the mesh axis,

@@ -8,7 +8,10 @@
 //   which
 //                 evens out the number of unfinished micro-batches at p on every rank (H1 of Qi et
 //                 al., arXiv 2401.10241);
-//   2BW           1F1B over two weight versions (Narayanan et al., arXiv 2006.09503).
+//   2BW           1F1B over two weight versions, whose steps go over into each other: the warm-up
+//   of
+//                 a step runs among the last backwards of the one before (Narayanan et al., arXiv
+//                 2006.09503).
 // Backwards run in micro-batch order in all of them, so gradients accumulate in one order and the
 // schedules give equal bits.
 #include "parallel/schedule.h"
@@ -138,11 +141,6 @@ class DoneTable {
   std::vector<bool> done_;
 };
 
-std::string cell_string(const Cell& c) {
-  return std::to_string(c.virtual_stage) + phase_letter(c.phase) +
-         (c.micro_batch < 0 ? "" : std::to_string(c.micro_batch));
-}
-
 // The cells of each rank are in range and occur once.
 void verify_cells(const Schedule& schedule) {
   const int p = schedule.num_stages, m = schedule.num_micro_batches, v = schedule.virtual_stages;
@@ -161,10 +159,10 @@ void verify_cells(const Schedule& schedule) {
       TRAINRT_CHECK(known && c.virtual_stage % p == rank && c.virtual_stage >= 0 &&
                         c.virtual_stage < p * v && c.micro_batch >= 0 && c.micro_batch < m,
                     "cell ",
-                    cell_string(c),
+                    cell_name(c),
                     " does not belong on rank ",
                     rank);
-      TRAINRT_CHECK(!seen(c), "cell ", cell_string(c), " occurs twice");
+      TRAINRT_CHECK(!seen(c), "cell ", cell_name(c), " occurs twice");
       seen(c) = true;
     }
     const int phases = schedule.split_backward ? 3 : 2;
@@ -179,6 +177,11 @@ void verify_cells(const Schedule& schedule) {
 }
 
 }  // namespace
+
+std::string cell_name(const Cell& c) {
+  return std::to_string(c.virtual_stage) + phase_letter(c.phase) +
+         (c.micro_batch < 0 ? "" : std::to_string(c.micro_batch)) + (c.ahead ? "'" : "");
+}
 
 const char* phase_letter(PhaseKind kind) {
   switch (kind) {
@@ -269,6 +272,47 @@ Schedule make_schedule(ScheduleKind kind,
   return schedule;
 }
 
+const char* window_name(StepWindow window) {
+  constexpr std::array<const char*, kNumWindows> names = {"whole", "fill", "steady", "drain"};
+  return names.at(static_cast<size_t>(window));
+}
+
+bool goes_on(ScheduleKind kind) {
+  return kind == ScheduleKind::k2BW;
+}
+
+int num_ahead(ScheduleKind kind, int num_stages, int rank) {
+  return goes_on(kind) ? num_stages - 1 - rank : 0;
+}
+
+Schedule make_window(const Schedule& whole, StepWindow window) {
+  TRAINRT_CHECK(goes_on(whole.kind),
+                "steps under '",
+                schedule_name(whole.kind),
+                "' do not go over into each other");
+  if (window == StepWindow::kWhole) {
+    return whole;
+  }
+  const bool carried = window != StepWindow::kFill, ahead = window != StepWindow::kDrain;
+  Schedule result = whole;
+  for (int rank = 0; rank < whole.num_stages; ++rank) {
+    const int warm_up = num_ahead(whole.kind, whole.num_stages, rank);
+    std::vector<Cell> forwards, backwards;
+    for (int i = 0; i < whole.num_micro_batches; ++i) {
+      if (!carried || i >= warm_up) {
+        forwards.push_back(cell(PhaseKind::kForward, rank, i));
+      }
+      backwards.push_back(cell(PhaseKind::kBackward, rank, i));
+    }
+    for (int i = 0; ahead && i < warm_up; ++i) {
+      forwards.push_back({PhaseKind::kForward, rank, i, true});
+    }
+    result.ranks[static_cast<size_t>(rank)] =
+        one_forward_one_backward(forwards, backwards, carried ? 0 : static_cast<size_t>(warm_up));
+  }
+  return result;
+}
+
 void verify_schedule(const Schedule& schedule) {
   verify_cells(schedule);
   const int last = schedule.num_stages * schedule.virtual_stages - 1;
@@ -288,7 +332,7 @@ void verify_schedule(const Schedule& schedule) {
         }
         TRAINRT_CHECK(next.phase != PhaseKind::kBackward ||
                           done(cell(PhaseKind::kForward, next.virtual_stage, next.micro_batch)),
-                      cell_string(next),
+                      cell_name(next),
                       " runs before its forward");
         done(next) = true;
         ++position[rank];
@@ -309,7 +353,7 @@ void verify_schedule(const Schedule& schedule) {
                   ") deadlocks: rank ",
                   rank,
                   " waits before ",
-                  cell_string(schedule.ranks[rank][position[rank]]));
+                  cell_name(schedule.ranks[rank][position[rank]]));
   }
 }
 
@@ -345,7 +389,7 @@ std::string schedule_table(const Schedule& schedule) {
   std::ostringstream out;
   for (const std::vector<Cell>& row : schedule.ranks) {
     for (size_t i = 0; i < row.size(); ++i) {
-      out << (i == 0 ? "" : ",") << cell_string(row[i]);
+      out << (i == 0 ? "" : ",") << cell_name(row[i]);
     }
     out << "\n";
   }

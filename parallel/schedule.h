@@ -29,6 +29,7 @@ struct Cell {
   PhaseKind phase = PhaseKind::kForward;
   int virtual_stage = 0;  // 0 .. p*v-1; owned by rank virtual_stage % p
   int micro_batch = -1;   // -1 for kGather, kReduce, kUpdate, kCount
+  bool ahead = false;     // of the next step's batch
 
   bool operator==(const Cell&) const = default;
 };
@@ -54,6 +55,26 @@ Schedule make_schedule(ScheduleKind kind,
                        int num_micro_batches,
                        int virtual_stages);
 
+// What is in flight where a step begins and ends, under a schedule that goes on from step to step
+// (2BW): its first forwards may have run among the last backwards of the step before, and the next
+// step's among its own.
+enum class StepWindow : uint8_t {
+  kWhole,   // nothing before, nothing after: a step by itself
+  kFill,    // nothing before
+  kSteady,  // as many forwards, and backwards, as the step has micro-batches
+  kDrain,   // nothing after
+};
+inline constexpr int kNumWindows = 4;
+const char* window_name(StepWindow window);  // "whole" "fill" "steady" "drain"
+
+// Whether steps under this schedule may go over into each other.
+bool goes_on(ScheduleKind kind);
+// Forwards of the next step that pipeline rank `rank` runs before it ends a step: the warm-up.
+int num_ahead(ScheduleKind kind, int num_stages, int rank);
+// The rows of a step. `whole`: of make_schedule, of a kind that goes on. All steps that go over
+// into each other have equally many micro-batches.
+Schedule make_window(const Schedule& whole, StepWindow window);
+
 // Checks the invariants of reference/training-semantics.md 2.3: each (stage, micro-batch) has one
 // F, one B (and one W if split); dependencies can be met without deadlock. Throws kInternal.
 void verify_schedule(const Schedule& schedule);
@@ -63,7 +84,9 @@ void verify_schedule(const Schedule& schedule);
 int max_in_flight(const Schedule& schedule, int virtual_stage);
 int max_in_flight(const std::vector<Cell>& row, int virtual_stage);  // of one rank's row
 
-// One row per rank, cells like 2F0 (virtual stage 2, forward, micro-batch 0), comma-separated.
+std::string cell_name(const Cell& cell);
+// One row per rank, cells like 2F0 (virtual stage 2, forward, micro-batch 0), comma-separated;
+// those of the next step's batch like 2F0'.
 std::string schedule_table(const Schedule& schedule);
 
 }  // namespace trainrt

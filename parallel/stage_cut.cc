@@ -60,8 +60,11 @@ void check_stages(const Plan& plan) {
 
 class Cutter {
  public:
-  Cutter(const Graph& graph, const Plan& plan)
-      : graph_(graph), plan_(plan), consumers_(graph.consumers()) {
+  Cutter(const Graph& graph, const Plan& plan, bool first_reports)
+      : graph_(graph),
+        plan_(plan),
+        num_reporting_(first_reports ? 1 : static_cast<size_t>(plan.pipeline_parallel)),
+        consumers_(graph.consumers()) {
     cut_.virtual_stage.assign(static_cast<size_t>(graph.num_nodes()), kNoStage);
     cut_.update_ranks.resize(static_cast<size_t>(graph.num_nodes()));
     cut_.holders.resize(static_cast<size_t>(graph.num_values()));
@@ -234,6 +237,8 @@ class Cutter {
     for (size_t r = 0; r < all.size(); ++r) {
       all[r] = static_cast<int>(r);
     }
+    const std::vector<int> reporting(all.begin(),
+                                     all.begin() + static_cast<std::ptrdiff_t>(num_reporting_));
     available_.resize(static_cast<size_t>(graph_.num_nodes()));
     // Who overwrites a shared parameter does so wherever it is held.
     std::vector<std::vector<int>> overwrites(static_cast<size_t>(graph_.num_nodes()));
@@ -260,12 +265,12 @@ class Cutter {
       if (!overwrites[static_cast<size_t>(id)].empty()) {
         common = overwrites[static_cast<size_t>(id)];
       }
-      // Every rank reports the results of the step, one without parameters too.
+      // Who reports the results of the step, a rank without parameters too.
       for (const ValueId output : graph_.node(id).outputs) {
         const std::vector<ValueId>& results = graph_.outputs();
         if (output != kNoValue &&
             std::find(results.begin(), results.end(), output) != results.end()) {
-          common = all;
+          common = reporting;
         }
       }
       available_[static_cast<size_t>(id)] = common.empty() ? all : common;
@@ -281,7 +286,7 @@ class Cutter {
       want(update.new_value, cut_.holders[static_cast<size_t>(update.target)]);
     }
     for (const ValueId output : graph_.outputs()) {
-      want(output, all);
+      want(output, reporting);
     }
     for (NodeId id = graph_.num_nodes(); id-- > 0;) {
       if (graph_.node(id).region != Region::kUpdate) {
@@ -306,6 +311,7 @@ class Cutter {
 
   const Graph& graph_;
   const Plan& plan_;
+  size_t num_reporting_;  // pipeline ranks
   std::vector<std::vector<NodeId>> consumers_;
   StageCut cut_;
   std::vector<std::vector<int>> available_;  // by node of the update
@@ -313,9 +319,9 @@ class Cutter {
 
 }  // namespace
 
-StageCut cut_stages(const Graph& graph, const Plan& plan) {
+StageCut cut_stages(const Graph& graph, const Plan& plan, bool first_reports) {
   check_stages(plan);
-  return Cutter(graph, plan).run();
+  return Cutter(graph, plan, first_reports).run();
 }
 
 }  // namespace trainrt

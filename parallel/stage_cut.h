@@ -21,7 +21,8 @@ struct StageCut {
 
 // Forward nodes go by Plan::stages and their source_index (nodes of ours behind their inputs),
 // backward nodes where their forward node is. Throws kInvalidArgument when the stages of the plan
-// leave out a node or overlap.
-StageCut cut_stages(const Graph& graph, const Plan& plan);
+// leave out a node or overlap. The results of the step are wanted on all pipeline ranks;
+// `first_reports`: on the first alone.
+StageCut cut_stages(const Graph& graph, const Plan& plan, bool first_reports = false);
 
 }  // namespace trainrt

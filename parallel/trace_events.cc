@@ -76,9 +76,4 @@ std::string trace_line(int rank, const TraceEvent& event) {
   return json.dump() + ",\n";
 }
 
-std::string cell_name(const Cell& cell) {
-  return std::to_string(cell.virtual_stage) + phase_letter(cell.phase) +
-         (cell.micro_batch < 0 ? "" : std::to_string(cell.micro_batch));
-}
-
 }  // namespace trainrt

@@ -42,6 +42,4 @@ inline constexpr const char* kTraceEnd = "{}]\n";
 std::string trace_rank_lines(int rank, const std::string& label);
 std::string trace_line(int rank, const TraceEvent& event);
 
-std::string cell_name(const Cell& cell);
-
 }  // namespace trainrt

@@ -263,6 +263,7 @@ std::string pipeline_section(const StepPrediction& p) {
                        concat(phase_letter(cell.phase),
                               " of micro-batch ",
                               cell.micro_batch,
+                              cell.ahead ? " of the next step" : "",
                               ", virtual stage ",
                               cell.virtual_stage));
     }

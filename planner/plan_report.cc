@@ -101,7 +101,8 @@ Json what_if_object(const WhatIf& one) {
   return object;
 }
 
-// The beginning of the step: by stage, cells of [phase, virtual stage, micro-batch, start, end].
+// The beginning of the step: by stage, cells of [phase, virtual stage, micro-batch, start, end];
+// what belongs to the next step's batch has a phase like "F'".
 Json timeline_object(const Timeline& timeline) {
   constexpr size_t kMostStages = 32, kMostCells = 64;
   Json stages = Json::array();
@@ -110,8 +111,11 @@ Json timeline_object(const Timeline& timeline) {
     for (size_t i = 0; i < timeline.schedule.ranks[rank].size() && i < kMostCells; ++i) {
       const Cell& cell = timeline.schedule.ranks[rank][i];
       const CellTime& time = timeline.replay.cells[rank][i];
-      cells.push_back(Json::array(
-          {phase_letter(cell.phase), cell.virtual_stage, cell.micro_batch, time.start, time.end}));
+      cells.push_back(Json::array({concat(phase_letter(cell.phase), cell.ahead ? "'" : ""),
+                                   cell.virtual_stage,
+                                   cell.micro_batch,
+                                   time.start,
+                                   time.end}));
     }
     stages.push_back(std::move(cells));
   }
@@ -180,6 +184,9 @@ std::string report_json(const PlanRequest& request,
   json["plan"] = plan_object(result.plan);
   json["predicted"] = predicted_object(request, result, result.chosen);
   json["predicted"]["breakdown_seconds"] = breakdown_object(result.chosen.prediction);
+  if (!result.drains_because.empty()) {
+    json["drains_because"] = result.drains_because;
+  }
   json["memory_from"] = result.chosen.memory_is_exact() ? "programs" : "estimate";
   json["ranks"] = ranks_array(request, result);
   json["padding"] = padding_array(result);

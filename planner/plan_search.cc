@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "graph/base/error.h"
+#include "parallel/passes/run_on.h"
 #include "planner/layout_fit.h"
 #include "planner/step_memory.h"
 
@@ -45,6 +46,7 @@ PlanSearch::PlanSearch(const PlanRequest& request, SearchModel* model)
 
 PlanResult PlanSearch::run() {
   check_pins(request_);
+  find_reasons_to_drain();
   if (!request_.pins.micro_batch.has_value() && request_.global_batch >= 2) {
     model_->models.prepare();
   }
@@ -273,6 +275,29 @@ Candidate PlanSearch::candidate_of(const Shape& shape, bool place) const {
   return candidate;
 }
 
+// Schedules whose steps go over into each other are chosen when they are pinned only.
+void PlanSearch::find_reasons_to_drain() {
+  const std::optional<ScheduleKind> pinned = request_.pins.schedule;
+  if (!pinned.has_value() || !goes_on(*pinned) || model_->drains_because.has_value()) {
+    return;
+  }
+  const TrainingGraph training = request_.model.training(request_.pins.micro_batch.value_or(1));
+  Plan plan;
+  plan.precision = request_.precision;
+  std::array<std::string, 2>& reasons = model_->drains_because.emplace();
+  for (size_t several = 0; several < reasons.size(); ++several) {
+    plan.data_parallel = 1 + static_cast<int>(several);
+    reasons[several] = reason_to_drain(plan, training.graph);
+  }
+}
+
+const std::string& PlanSearch::drains_because(const Layout& layout) const {
+  static const std::string none;
+  return goes_on(layout.schedule) && layout.pipeline > 1
+             ? (*model_->drains_because)[layout.data > 1 ? 1 : 0]
+             : none;
+}
+
 StepRequest PlanSearch::step_request(const Candidate& candidate, Caches* caches) const {
   StepRequest step;
   step.profile = &profile(candidate.profile);
@@ -286,6 +311,7 @@ StepRequest PlanSearch::step_request(const Candidate& candidate, Caches* caches)
   step.uniform = uniform_;
   step.cache = &caches->prices;
   step.memory_error = memory_error(candidate);
+  step.runs_on = drains_because(candidate.layout).empty();
   return step;
 }
 
@@ -465,6 +491,7 @@ void PlanSearch::decide() {
     return;
   }
   result_.chosen = result_.feasible ? chosen_ : nearest_;
+  result_.drains_because = drains_because(result_.chosen.layout);
   take_written_shares(&result_.chosen);
   StepRequest again = step_request(result_.chosen);
   again.keep_timeline = result_.feasible;

@@ -45,6 +45,8 @@ struct SearchModel {
   ModelSizes models;
   std::map<ProfileKey, std::shared_ptr<const GraphProfile>> profiles;
   std::array<SearchCaches, 2> caches;  // each thread has its own
+  // reason_to_drain() on one data rank, and on several, where the schedule goes on.
+  std::optional<std::array<std::string, 2>> drains_because;
 };
 
 class PlanSearch {
@@ -69,6 +71,9 @@ class PlanSearch {
     double bound = 0;  // of the objective's value
   };
   using Group = std::pair<int, int>;  // tensor and pipeline degree: what alternatives differ in
+
+  void find_reasons_to_drain();
+  const std::string& drains_because(const Layout& layout) const;
 
   // The model and its profiles.
   const SizedModel& model_at(int64_t micro_batch) const;

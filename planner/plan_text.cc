@@ -46,6 +46,9 @@ std::string headline(const PlanRequest& request, const PlanResult& result) {
   const PlanFigures figures = plan_figures(request, result, c);
   const ErrorBand band = error_band_of(request, result);
   std::string text = concat("  plan         ", layout_text(c.layout), "\n");
+  if (!result.drains_because.empty()) {
+    text += concat("               drains at the end of each step: ", result.drains_because, "\n");
+  }
   text += "  shares       " + shares_text(request, result) + "\n";
   if (const std::string blocks = recomputed_blocks_text(c.layout); !blocks.empty()) {
     text += "  run again    " + blocks + "\n";

@@ -91,6 +91,9 @@ struct PlanResult {
   double value = 0;           // of the objective, by the search's own sums
   int64_t missing_bytes = 0;  // infeasible: by how much, on `missing_rank`
   int missing_rank = 0;
+  // Why the pipeline of a schedule that goes on from step to step drains at the end of each
+  // (parallel/passes/run_on.h); "": it does not, or the schedule is another.
+  std::string drains_because;
   std::vector<std::string> remedies;  // changes that would make it fit
   std::vector<WhatIf> what_if;        // PlanRequest::what_if
   double gap() const { return lower_bound > 0 ? chosen.prediction.seconds / lower_bound - 1 : 0; }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <span>
 #include <tuple>
 
 #include "graph/base/error.h"
@@ -29,6 +30,8 @@ class Replayer {
     const size_t n = work.size();
     next_.resize(n, 0);
     drawn_.resize(n);
+    before_.resize(n);
+    begun_.resize(n, false);
     result_.ranks.resize(n);
     for (size_t rank = 0; rank < n; ++rank) {
       result_.ranks[rank].cell_start.assign(work[rank]->cells.size(), -1);
@@ -53,12 +56,61 @@ class Replayer {
                     " at '",
                     work_[rank]->acts[next_[rank]].name,
                     "'");
-      result_.seconds = std::max(result_.seconds, result_.ranks[rank].end);
+      result_.seconds = std::max(result_.seconds, result_.ranks[rank].end - before_[rank].end);
     }
+    leave_out_before();
     return std::move(result_);
   }
 
  private:
+  // What came before the step that is meant: until a rank is at its first cell.
+  void note_before(size_t rank) {
+    if (begun_[rank] ||
+        static_cast<size_t>(work_[rank]->acts[next_[rank]].cell) < work_[rank]->first_cell) {
+      return;
+    }
+    begun_[rank] = true;
+    before_[rank] = result_.ranks[rank];
+    drawn_[rank] = Drawn();
+  }
+
+  // Time counts from when the first rank begins the step.
+  void leave_out_before() {
+    double begin = 1e300;
+    for (const RankTime& before : before_) {
+      begin = std::min(begin, before.end);
+    }
+    for (size_t rank = 0; rank < work_.size(); ++rank) {
+      RankTime& time = result_.ranks[rank];
+      const RankTime& before = before_[rank];
+      for (double RankTime::*spent : {&RankTime::compute,
+                                      &RankTime::optimizer,
+                                      &RankTime::tensor,
+                                      &RankTime::gradients,
+                                      &RankTime::gather,
+                                      &RankTime::transfer,
+                                      &RankTime::waiting}) {
+        time.*spent -= before.*spent;
+      }
+      time.end -= begin;
+      time.events.erase(time.events.begin(),
+                        time.events.begin() + static_cast<std::ptrdiff_t>(before.events.size()));
+      for (TraceEvent& event : time.events) {
+        event.start_seconds -= begin;
+      }
+      for (std::vector<double>* times : {&time.cell_start, &time.cell_end}) {
+        times->erase(times->begin(),
+                     times->begin() + static_cast<std::ptrdiff_t>(work_[rank]->first_cell));
+      }
+      for (size_t cell = 0; cell < time.cell_start.size(); ++cell) {
+        if (time.cell_start[cell] >= 0) {
+          time.cell_start[cell] -= begin;
+          time.cell_end[cell] -= begin;
+        }
+      }
+    }
+  }
+
   // The members of the group that `rank` belongs to, in order, as ranks.
   std::vector<int> members(int rank, const std::string& group) const {
     const RankCoordinates own = rank_coordinates(plan_, rank);
@@ -93,6 +145,7 @@ class Replayer {
   }
 
   bool step(size_t rank, const RankAct& act) {
+    note_before(rank);
     switch (act.kind) {
       case RankAct::Kind::kCompute:
         compute(rank, act);
@@ -239,7 +292,9 @@ class Replayer {
     double end = 0;
     size_t event = 0;
   };
-  std::vector<Drawn> drawn_;  // by rank, the last piece of a cell
+  std::vector<Drawn> drawn_;      // by rank, the last piece of a cell
+  std::vector<RankTime> before_;  // by rank, when the step that is meant began
+  std::vector<bool> begun_;
   ProgramTime result_;
 };
 
@@ -289,7 +344,7 @@ void take_time(const ProgramTime& time,
     double end = 0;
     for (const Cell& cell : timeline.schedule.ranks[static_cast<size_t>(stage)]) {
       // A program leaves out cells in which it would do nothing.
-      const std::vector<Cell>& cells = work[rank]->cells;
+      const auto cells = std::span(work[rank]->cells).subspan(work[rank]->first_cell);
       const auto at =
           static_cast<size_t>(std::find(cells.begin(), cells.end(), cell) - cells.begin());
       const bool runs = at < cells.size() && own.cell_start[at] >= 0;

@@ -15,7 +15,7 @@
 namespace trainrt {
 
 struct RankTime {
-  double end = 0;        // seconds since the step began
+  double end = 0;        // seconds since the step began, on the first rank to begin it
   double compute = 0;    // in kernels of forward, backward and recompute
   double optimizer = 0;  // ... of the update
   double tensor = 0;     // in collectives of the tensor group
@@ -24,7 +24,7 @@ struct RankTime {
   double transfer = 0;   // copying messages
   double waiting = 0;    // for others, in whatever communication
   std::vector<TraceEvent> events;
-  std::vector<double> cell_start, cell_end;  // by RankWork::cells
+  std::vector<double> cell_start, cell_end;  // by RankWork::cells from first_cell on
 };
 
 struct ProgramTime {

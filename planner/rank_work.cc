@@ -54,41 +54,62 @@ class Walk {
   RankWork run() {
     RankWork work;
     work.at = program_.coordinates;
-    work.cells = program_.cells;
-    // The ranks sum their losses before the update.
+    if (!program_.runs_on()) {
+      walk(program_.cells, 0, &work);
+      work = {program_.coordinates, {}, {}, 0};
+      walk(program_.cells, 0, &work);
+      return work;
+    }
+    int first_slot = 0;
+    constexpr int kSteps = 4;
+    for (int step = 0; step < kSteps; ++step) {
+      work.first_cell = work.cells.size();
+      walk(program_.row(step == 0 ? StepWindow::kFill : StepWindow::kSteady), first_slot, &work);
+      first_slot += static_cast<int>(program_.micro_batches.size());
+    }
+    return work;
+  }
+
+ private:
+  // One step, whose first micro-batch has the stash slot `first_slot`.
+  void walk(const std::vector<Cell>& cells, int first_slot, RankWork* work) {
+    // The ranks sum their losses before the update; where steps go over into each other, rank 0 is
+    // told of them and nobody waits.
     const std::optional<PhaseKind> updating = updating_phase(program_);
-    bool counted = false, combined = false;
-    for (size_t i = 0; i < program_.cells.size(); ++i) {
-      const Cell& cell = program_.cells[i];
+    const size_t before = work->cells.size();
+    work->cells.insert(work->cells.end(), cells.begin(), cells.end());
+    bool counted = false, combined = program_.runs_on();
+    for (size_t i = 0; i < cells.size(); ++i) {
+      const Cell& cell = cells[i];
       if (!counted && cell.phase != PhaseKind::kCount) {
         counted = true;
-        sum_up("data", i, &work.acts);
+        sum_up("data", before + i, &work->acts);
       }
       if (!combined && cell.phase == updating) {
         combined = true;
-        sum_up("world", i, &work.acts);
+        sum_up("world", before + i, &work->acts);
       }
       const size_t variant =
           cell.micro_batch < 0
               ? 0
               : static_cast<size_t>(
                     program_.micro_batches.at(static_cast<size_t>(cell.micro_batch)).variant);
+      const int slot = first_slot + cell.micro_batch +
+                       (cell.ahead ? static_cast<int>(program_.micro_batches.size()) : 0);
       for (const Phase& phase : program_.variants.at(variant).phases) {
         if (phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage) {
-          run_phase(variant, phase, static_cast<int>(i), &work.acts);
+          run_phase(variant, phase, static_cast<int>(before + i), slot, &work->acts);
         }
       }
     }
     if (!counted) {
-      sum_up("data", 0, &work.acts);
+      sum_up("data", before, &work->acts);
     }
     if (!combined) {
-      sum_up("world", program_.cells.empty() ? 0 : program_.cells.size() - 1, &work.acts);
+      sum_up("world", before + (cells.empty() ? 0 : cells.size() - 1), &work->acts);
     }
-    return work;
   }
 
- private:
   // The step's own sums: items before the first forward, losses before the first update.
   void sum_up(const char* group, size_t cell, std::vector<RankAct>* acts) const {
     RankAct act;
@@ -101,9 +122,9 @@ class Walk {
     acts->push_back(std::move(act));
   }
 
-  void run_phase(size_t variant, const Phase& phase, int cell, std::vector<RankAct>* acts) {
+  void run_phase(
+      size_t variant, const Phase& phase, int cell, int slot, std::vector<RankAct>* acts) {
     const Graph& graph = program_.variants[variant].graph;
-    const int micro_batch = program_.cells[static_cast<size_t>(cell)].micro_batch;
     feed(graph, phase, cell, acts);
     for (size_t i = 0; i < phase.nodes.size(); ++i) {
       const Node& node = graph.node(phase.nodes[i]);
@@ -119,7 +140,7 @@ class Walk {
       const OpContext op(graph, node);
       const Cost cost = get_op(node.op_type).cost(op);
       act.seconds = cost_.kernel_seconds(
-          kernel_name(node), kernel_size(op, cost), cost, move_all(variant, node, micro_batch));
+          kernel_name(node), kernel_size(op, cost), cost, move_all(variant, node, slot));
       acts->push_back(std::move(act));
     }
   }
@@ -140,14 +161,14 @@ class Walk {
   }
 
   // Seconds to move all operands of a node once.
-  double move_all(size_t variant, const Node& node, int micro_batch) {
+  double move_all(size_t variant, const Node& node, int slot) {
     double seconds = 0, bytes = 0;
     std::vector<int64_t> seen;  // outputs in place of an input move once
     const auto move = [&](const TensorAddress& at) {
       if (at.region == ArenaRegion::kNone || at.region == ArenaRegion::kHost || at.bytes == 0) {
         return;
       }
-      const int64_t offset = memory_.absolute_offset(at, micro_batch);
+      const int64_t offset = memory_.absolute_offset(at, slot);
       if (std::find(seen.begin(), seen.end(), offset) != seen.end()) {
         return;
       }
@@ -211,9 +232,7 @@ class Walk {
 std::shared_ptr<const RankWork> rank_work(const Program& program,
                                           const MemoryPlan& memory,
                                           const CostModel& cost) {
-  Walk walk(program, memory, cost);
-  walk.run();
-  return std::make_shared<const RankWork>(walk.run());
+  return std::make_shared<const RankWork>(Walk(program, memory, cost).run());
 }
 
 }  // namespace trainrt

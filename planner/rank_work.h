@@ -34,6 +34,9 @@ struct RankWork {
   RankCoordinates at;
   std::vector<Cell> cells;
   std::vector<RankAct> acts;
+  // Where steps go over into each other, others have come before the one that is meant: its cells,
+  // of the row StepWindow::kSteady, begin here.
+  size_t first_cell = 0;
 };
 
 // Of a step in the middle of training: memory is as the step before has left it in the caches.

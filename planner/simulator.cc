@@ -163,6 +163,58 @@ Replay replay_schedule(const Schedule& schedule, const ReplayInput& input, bool 
   return Replayer(schedule, input, keep_cells).run();
 }
 
+// Without an end between them, such steps are one long step.
+Replay replay_steady(const Schedule& whole, const ReplayInput& input) {
+  constexpr int kSteps = 4, kStep = 2;  // the one that is looked at
+  const int m = whole.num_micro_batches;
+  const Schedule steps =
+      make_schedule(whole.kind, whole.num_stages, kSteps * m, whole.virtual_stages);
+  ReplayInput repeated = input;
+  for (int i = 1; i < kSteps && !input.micro_batch_scale.empty(); ++i) {
+    repeated.micro_batch_scale.insert(repeated.micro_batch_scale.end(),
+                                      input.micro_batch_scale.begin(),
+                                      input.micro_batch_scale.end());
+  }
+  const Replay all = Replayer(steps, repeated, true).run();
+  const Schedule window = make_window(whole, StepWindow::kSteady);
+  const auto time_of = [&](size_t rank, const Cell& cell, int step) {
+    Cell wanted = cell;
+    wanted.micro_batch += (step + (cell.ahead ? 1 : 0)) * m;
+    wanted.ahead = false;
+    const std::vector<Cell>& row = steps.ranks[rank];
+    return all
+        .cells[rank][static_cast<size_t>(std::find(row.begin(), row.end(), wanted) - row.begin())];
+  };
+  Replay result;
+  double begin = 1e300;
+  for (size_t rank = 0; rank < window.ranks.size(); ++rank) {
+    begin = std::min(begin, time_of(rank, window.ranks[rank].back(), kStep - 1).end);
+  }
+  for (size_t rank = 0; rank < window.ranks.size(); ++rank) {
+    const std::vector<Cell>& row = window.ranks[rank];
+    std::vector<CellTime>& cells = result.cells.emplace_back();
+    for (const Cell& cell : row) {
+      const CellTime time = time_of(rank, cell, kStep);
+      cells.push_back({time.start - begin, time.end - begin});
+    }
+    result.rank_end.push_back(cells.back().end);
+    result.rank_compute.push_back(all.rank_compute[rank] / kSteps);
+    result.rank_transfer.push_back(all.rank_transfer[rank] / kSteps);
+    result.seconds = std::max(
+        result.seconds, cells.back().end - (time_of(rank, row.back(), kStep - 1).end - begin));
+  }
+  return result;
+}
+
+double lower_bound_steady(const ReplayInput& input, int num_micro_batches) {
+  double least = 1, sum = num_micro_batches, bound = 0;
+  micro_batch_range(input, num_micro_batches, &least, &sum);
+  for (const StageTimes& stage : input.stages) {
+    bound = std::max(bound, sum * total(stage));
+  }
+  return bound;
+}
+
 double lower_bound_1f1b(const ReplayInput& input, int num_micro_batches) {
   const int p = static_cast<int>(input.stages.size());
   const double m = num_micro_batches;

@@ -42,6 +42,12 @@ struct Replay {
 // Without `keep_cells` the times of the cells are left out.
 Replay replay_schedule(const Schedule& schedule, const ReplayInput& input, bool keep_cells = true);
 
+// One step in the middle of many that go over into each other (make_window): `cells` of its kSteady
+// rows, times from when the first rank ends the step before, `seconds` from step to step.
+Replay replay_steady(const Schedule& whole, const ReplayInput& input);
+// Never above that: the busiest rank's work.
+double lower_bound_steady(const ReplayInput& input, int num_micro_batches);
+
 // Never above replay_schedule() for 1F1B and GPipe-like orders with one virtual stage per rank:
 // reference formula of the pipeline literature, improved by the round trip that each stage must
 // wait for. O(p).

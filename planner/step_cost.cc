@@ -371,16 +371,26 @@ class StepPricer : private StepDevices {
     }
     last_backward_ = std::max(last_backward_, last_backward_seconds(input));
     const bool single = layout_.virtual_stages == 1 && layout_.schedule == ScheduleKind::k1F1B;
+    if (runs_on()) {
+      result.bound = lower_bound_steady(input, m);
+      return result;
+    }
     result.bound = single ? lower_bound_1f1b(input, m) : lower_bound_any(schedule_of(m), input);
     return result;
+  }
+
+  bool runs_on() const {
+    return request_.runs_on && goes_on(layout_.schedule) && layout_.pipeline > 1;
   }
 
   double replay(const Pipeline& pipeline, StepBreakdown* breakdown) {
     const Schedule& schedule = schedule_of(pipeline.num_micro_batches);
     const bool keep = request_.keep_timeline && timeline_ == nullptr;
-    const Replay replay = replay_schedule(schedule, pipeline.input, keep);
+    const Replay replay = runs_on() ? replay_steady(schedule, pipeline.input)
+                                    : replay_schedule(schedule, pipeline.input, keep);
     if (keep) {
-      timeline_ = std::make_shared<const Timeline>(Timeline{schedule, replay});
+      timeline_ = std::make_shared<const Timeline>(
+          Timeline{runs_on() ? make_window(schedule, StepWindow::kSteady) : schedule, replay});
     }
     if (breakdown != nullptr) {
       const double p = layout_.pipeline;

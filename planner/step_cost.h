@@ -155,6 +155,7 @@ struct StepRequest {
   PriceCache* cache = nullptr;  // optional
   bool keep_timeline = false;
   bool time_only = false;  // leave out the memory
+  bool runs_on = false;    // steps go over into each other where the schedule lets them
   // A step that takes longer may be given by its lower bound.
   double give_up = std::numeric_limits<double>::infinity();
   // Programs are known to need so many times the memory that is estimated: by the strongest

@@ -21,19 +21,27 @@ class Binder {
          size_t variant,
          std::byte* arena,
          std::byte* host_arena,
-         const std::vector<std::string>& input_names)
+         const std::vector<std::string>& input_names,
+         bool ahead = false)
       : bound_(bound),
         variant_(bound.program->variants[variant]),
         memory_(bound.memory.variants[variant]),
         arena_(arena),
         host_arena_(host_arena),
-        input_names_(input_names) {}
+        input_names_(input_names),
+        ahead_(ahead) {}
 
   BoundTensor tensor(ValueId id) const {
     if (id == kNoValue) {
       return {};
     }
     const Value& value = variant_.graph.value(id);
+    if (ahead_ && value.kind == ValueKind::kParameter) {
+      const auto newer = bound_.program->newer_versions.find(value.name);
+      if (newer != bound_.program->newer_versions.end()) {
+        return bound_.persistent.at(newer->second);
+      }
+    }
     const TensorAddress& at = memory_.values.at(static_cast<size_t>(id));
     TRAINRT_CHECK(at.region != ArenaRegion::kNone || value.type.bytes() == 0,
                   "value '",
@@ -265,6 +273,7 @@ class Binder {
   std::byte* arena_;
   std::byte* host_arena_;
   const std::vector<std::string>& input_names_;
+  bool ahead_;  // of the step's update
 };
 
 }  // namespace
@@ -277,7 +286,8 @@ std::vector<BoundPhase*> BoundProgram::phases_of(const Cell& cell, const StepWor
     variant = micro_batches.at(static_cast<size_t>(cell.micro_batch)).variant;
   }
   std::vector<BoundPhase*> phases;
-  for (BoundPhase& phase : variants[static_cast<size_t>(variant)].phases) {
+  BoundVariant& bound = variants[static_cast<size_t>(variant)];
+  for (BoundPhase& phase : cell.ahead ? bound.ahead : bound.phases) {
     if (phase.kind == cell.phase && phase.virtual_stage == cell.virtual_stage) {
       phases.push_back(&phase);
     }
@@ -294,6 +304,15 @@ void bind_program(BoundProgram& bound,
     const Binder binder(bound, v, arena, host_arena, input_names);
     for (const Phase& phase : bound.program->variants[v].phases) {
       bound.variants[v].phases.push_back(binder.phase(phase));
+    }
+    if (bound.program->num_ahead == 0) {
+      continue;
+    }
+    const Binder newer(bound, v, arena, host_arena, input_names, /*ahead=*/true);
+    for (const Phase& phase : bound.program->variants[v].phases) {
+      if (phase.kind == PhaseKind::kForward) {
+        bound.variants[v].ahead.push_back(newer.phase(phase));
+      }
     }
   }
 }

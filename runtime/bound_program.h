@@ -65,6 +65,8 @@ struct BoundPhase {
 
 struct BoundVariant {
   std::vector<BoundPhase> phases;
+  // The forwards once more, as they run ahead of the step's update: Program::newer_versions.
+  std::vector<BoundPhase> ahead;
 };
 
 struct BoundProgram {
@@ -77,8 +79,9 @@ struct BoundProgram {
   std::vector<BoundPhase*> phases_of(const Cell& cell, const StepWork* work = nullptr);
 };
 
-// Makes all kernels. `arena` and `host_arena` are the addresses of offset 0. Throws kUnsupported
-// for a missing kernel and kInternal for an input that `input_names` lacks.
+// Makes all kernels, of which persistent tensors are known. `arena` and `host_arena` are the
+// addresses of offset 0. Throws kUnsupported for a missing kernel and kInternal for an input that
+// `input_names` lacks.
 void bind_program(BoundProgram& bound,
                   std::byte* arena,
                   std::byte* host_arena,

@@ -232,15 +232,23 @@ std::optional<Message> message_of(const BoundNode& bound) {
 
 std::vector<Message> messages_of(BoundProgram& bound, const std::string& group) {
   std::vector<Message> messages;
-  for (const Cell& cell : bound.program->cells) {
-    for (const BoundPhase* phase : bound.phases_of(cell)) {
-      for (const BoundNode& node : phase->nodes) {
-        const std::optional<Message> message = message_of(node);
-        if (message && node.node->attributes.get_string("group") == group) {
-          messages.push_back(*message);
+  const auto add = [&](StepWindow window) {
+    for (const Cell& cell : bound.program->row(window)) {
+      for (const BoundPhase* phase : bound.phases_of(cell)) {
+        for (const BoundNode& node : phase->nodes) {
+          const std::optional<Message> message = message_of(node);
+          if (message && node.node->attributes.get_string("group") == group) {
+            messages.push_back(*message);
+          }
         }
       }
     }
+  };
+  add(StepWindow::kWhole);
+  if (bound.program->runs_on()) {
+    add(StepWindow::kFill);
+    add(StepWindow::kSteady);
+    add(StepWindow::kDrain);
   }
   return messages;
 }
@@ -297,28 +305,64 @@ double count_items(StepSums& sums, const RankCommunicators& communicators) {
   return std::accumulate(sums.items.begin(), sums.items.end(), 0.0);
 }
 
+namespace {
+
+constexpr int kSumsTag = 1 << 20;  // past those of pipelines
+
+// What a rank has to say of the step's totals: added up over all ranks, they are it.
+std::vector<double> said_of_step(const StepResult& totals,
+                                 const StepSums& sums,
+                                 const RankCoordinates& coordinates) {
+  const bool speaks = coordinates.tensor_rank == 0;
+  std::vector<double> said = sums.loss;
+  said.insert(said.end(), sums.correct.begin(), sums.correct.end());
+  if (!speaks) {
+    said.assign(said.size(), 0.0);
+  }
+  said.push_back(speaks && coordinates.data_rank == 0 ? totals.item_count : 0);
+  said.push_back(totals.has_correct ? 1.0 : 0.0);
+  return said;
+}
+
+void take_totals(StepResult& totals, const std::vector<double>& all, size_t num_shards) {
+  const auto correct = all.begin() + static_cast<std::ptrdiff_t>(num_shards);
+  totals.loss_sum = std::accumulate(all.begin(), correct, 0.0);
+  totals.correct = std::accumulate(correct, correct + static_cast<std::ptrdiff_t>(num_shards), 0.0);
+  totals.item_count = all[2 * num_shards];
+  totals.has_correct = all[2 * num_shards + 1] > 0;
+}
+
+}  // namespace
+
 void combine_step(StepResult& totals,
                   const StepSums& sums,
                   const RankCoordinates& coordinates,
                   const RankCommunicators& communicators) {
-  const size_t num_shards = sums.loss.size();
-  std::vector<double> all = sums.loss;
-  all.insert(all.end(), sums.correct.begin(), sums.correct.end());
+  std::vector<double> all = said_of_step(totals, sums, coordinates);
   if (communicators.world != nullptr) {
-    const bool speaks = coordinates.tensor_rank == 0;
-    if (!speaks) {
-      all.assign(all.size(), 0.0);
-    }
-    all.push_back(speaks && coordinates.data_rank == 0 ? totals.item_count : 0);
-    all.push_back(totals.has_correct ? 1.0 : 0.0);
     communicators.world->all_reduce(
         all.data(), static_cast<int64_t>(all.size()), DType::kFloat64, ReductionKind::kSum);
-    totals.item_count = all[2 * num_shards];
-    totals.has_correct = all[2 * num_shards + 1] > 0;
   }
-  const auto correct = all.begin() + static_cast<std::ptrdiff_t>(num_shards);
-  totals.loss_sum = std::accumulate(all.begin(), correct, 0.0);
-  totals.correct = std::accumulate(correct, correct + static_cast<std::ptrdiff_t>(num_shards), 0.0);
+  take_totals(totals, all, sums.loss.size());
+}
+
+void gather_step(StepResult& totals,
+                 const StepSums& sums,
+                 const RankCoordinates& coordinates,
+                 const RankCommunicators& communicators) {
+  std::vector<double> all = said_of_step(totals, sums, coordinates);
+  Communicator& world = *communicators.world;
+  const auto bytes = static_cast<int64_t>(all.size() * sizeof(double));
+  if (world.rank() != 0) {
+    world.send(all.data(), bytes, 0, kSumsTag);
+    return;
+  }
+  std::vector<double> said(all.size());
+  for (int rank = 1; rank < world.world_size(); ++rank) {
+    world.recv(said.data(), bytes, rank, kSumsTag);
+    std::transform(all.begin(), all.end(), said.begin(), all.begin(), std::plus<double>());
+  }
+  take_totals(totals, all, sums.loss.size());
 }
 
 }  // namespace trainrt

@@ -16,7 +16,7 @@ namespace trainrt {
 // The message that a node sends or receives; nothing for other nodes.
 std::optional<Message> message_of(const BoundNode& node);
 // The messages between the ranks of `group`, in the order in which a program's cells send and
-// receive them.
+// receive them: those of a step by itself, and of three that go over into each other.
 std::vector<Message> messages_of(BoundProgram& bound, const std::string& group);
 // The lane that a node's communication is put on.
 Lane communication_lane(const BoundNode& node, const RankCommunicators& communicators);
@@ -48,5 +48,11 @@ void combine_step(StepResult& totals,
                   const StepSums& sums,
                   const RankCoordinates& coordinates,
                   const RankCommunicators& communicators);
+
+// The same on rank 0 alone, which is told by all others: they go on at once.
+void gather_step(StepResult& totals,
+                 const StepSums& sums,
+                 const RankCoordinates& coordinates,
+                 const RankCommunicators& communicators);
 
 }  // namespace trainrt

@@ -227,7 +227,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset,
       bindings_(std::move(bindings)),
       options_(std::move(options)),
       arrange_(std::move(arrange)) {
-  for (size_t i = 0; i < kBuffers; ++i) {
+  for (size_t i = 0; i < kBuffers + (options_.peeks ? 1 : 0); ++i) {
     spare_.push_back(std::make_unique<StepData>());
   }
   thread_ = std::thread([this] { produce(); });
@@ -242,17 +242,29 @@ DataLoader::~DataLoader() {
   thread_.join();
 }
 
+// Until there is a step's data, or none will come.
+void DataLoader::await_ready(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [&] { return !ready_.empty() || finished_ || error_; });
+  if (ready_.empty() && error_) {
+    std::rethrow_exception(error_);
+  }
+}
+
+const StepData* DataLoader::peek() {
+  TRAINRT_CHECK(options_.peeks);
+  std::unique_lock lock(mutex_);
+  await_ready(lock);
+  return ready_.empty() ? nullptr : ready_.front().get();
+}
+
 const StepData* DataLoader::next() {
   std::unique_lock lock(mutex_);
   if (current_) {
     spare_.push_back(std::move(current_));
     changed_.notify_all();
   }
-  changed_.wait(lock, [&] { return !ready_.empty() || finished_ || error_; });
+  await_ready(lock);
   if (ready_.empty()) {
-    if (error_) {
-      std::rethrow_exception(error_);
-    }
     return nullptr;
   }
   current_ = std::move(ready_.front());

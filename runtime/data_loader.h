@@ -64,6 +64,7 @@ struct LoaderOptions {
   int64_t stop = 0;   // and to end at
   // Tokens of each sample of the dataset, for bindings with `past_end`; null: unknown.
   std::function<int64_t(int64_t sample)> length_of = nullptr;
+  bool peeks = false;  // the step after is looked at while one runs, and the loader ahead of both
 };
 
 class DataLoader {
@@ -82,8 +83,12 @@ class DataLoader {
 
   // The next step's data, valid until the next call; null at the end. Rethrows the thread's error.
   const StepData* next();
+  // What next() will return, valid as long as that; what next() has returned stays valid too. Wants
+  // LoaderOptions::peeks.
+  const StepData* peek();
 
  private:
+  void await_ready(std::unique_lock<std::mutex>& lock);
   void produce();
   void choose_samples(StepData& data) const;
   void fill(StepData& data) const;

@@ -75,6 +75,13 @@ std::string plan_text(const Run& run) {
                             plan.micro_batch_size);
   if (plan.pipeline_parallel > 1) {
     text += concat(", ", schedule_name(plan.schedule));
+    for (const CompiledRank& rank : run.ranks) {
+      if (goes_on(plan.schedule) && !run.job.evaluate && !rank.programs.empty() &&
+          !rank.programs[0]->runs_on()) {
+        text += " (drains at the end of each step)";
+        break;
+      }
+    }
   }
   text += recompute_text(plan);
   text += plan.zero_stage > 0 ? concat(", zero ", plan.zero_stage) : "";

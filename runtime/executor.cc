@@ -41,6 +41,9 @@ struct Executor::Impl {
   double loss_seed = 0;
   double compute_seconds = 0;
   const std::vector<MicroBatch>* micro_batches = nullptr;  // of the running step
+  bool carried = false;                                    // forwards of the step to come have run
+  int first_slot = 0;  // of stash slots, which the running step's first micro-batch has
+  int slot_shift = 0;  // the same of the batch whose phase runs
 
   Impl(Device& d, RankCommunicators c, std::vector<std::string> names)
       : device(d),
@@ -52,7 +55,7 @@ struct Executor::Impl {
   std::byte* address(const BoundProgram& bound, const TensorAddress& at, int micro_batch) const {
     const bool on_host = at.region == ArenaRegion::kHost;
     return (on_host ? host_arena->data() : arena->data()) +
-           bound.memory.absolute_offset(at, micro_batch);
+           bound.memory.absolute_offset(at, micro_batch + slot_shift);
   }
 
   // ---- persistent tensors --------------------------------------------------------------------
@@ -296,9 +299,51 @@ struct Executor::Impl {
   // The loss of all ranks, before anything is changed because of it.
   void combine(const BoundProgram& bound, const StepFeed& feed) {
     collect_results();
-    nodes.time_communication(
-        [&] { combine_step(totals, sums, bound.program->coordinates, communicators); });
-    check_finite(totals.loss(), "the loss", feed);
+    const Program& program = *bound.program;
+    nodes.time_communication([&] {
+      if (program.runs_on()) {
+        gather_step(totals, sums, program.coordinates, communicators);
+      } else {
+        combine_step(totals, sums, program.coordinates, communicators);
+      }
+    });
+    if (!program.runs_on() || program.rank == 0) {
+      check_finite(totals.loss(), "the loss", feed);
+    }
+  }
+
+  // Which of the program's rows the step goes by, and what it leaves in flight.
+  StepWindow begin_window(const Program& program, const StepFeed& feed) {
+    TRAINRT_CHECK(program.runs_on() || feed.next == nullptr);
+    TRAINRT_CHECK(!program.runs_on() || !feed.skip_overflow);
+    const StepWindow window = carried     ? feed.next ? StepWindow::kSteady : StepWindow::kDrain
+                              : feed.next ? StepWindow::kFill
+                                          : StepWindow::kWhole;
+    first_slot = carried ? first_slot : 0;
+    carried = feed.next != nullptr;
+    return window;
+  }
+
+  // Micro-batches have stash slots in turn, over all steps that go over into each other.
+  void end_window(const BoundProgram& bound) {
+    const int count = static_cast<int>(micro_batches->size());
+    if (!bound.memory.num_slots.empty() && bound.memory.num_slots[0] > 0) {
+      first_slot = (first_slot + count) % bound.memory.num_slots[0];
+    }
+  }
+
+  void run_cell(BoundProgram& bound, const Cell& cell, const StepFeed& feed) {
+    const int count = static_cast<int>(micro_batches->size());
+    slot_shift = first_slot + (cell.ahead ? count : 0);
+    for (BoundPhase* phase : bound.phases_of(cell, feed.work)) {
+      nodes.begin_cell(cell);
+      TRAINRT_CHECK(!cell.ahead ||
+                    (phase->loss_sum.value == nullptr && phase->item_count.value == nullptr &&
+                     phase->correct.value == nullptr));
+      run_phase(bound, *phase, cell.micro_batch, cell.ahead ? *feed.next : feed);
+      nodes.end_cell();
+    }
+    slot_shift = 0;
   }
 
   void count_items(const StepFeed& feed) {
@@ -374,9 +419,11 @@ StepResult Executor::run_step(int program, const StepFeed& feed) {
 StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
   const StepTrace::Clock::time_point begin = StepTrace::Clock::now();
   nodes.reset_communicating();
+  TRAINRT_CHECK(!carried || loaded == static_cast<size_t>(program));
   switch_layout(static_cast<size_t>(program));
   BoundProgram& bound = programs[static_cast<size_t>(program)];
-  const std::vector<Cell>& cells = feed.work ? feed.work->cells : bound.program->cells;
+  const StepWindow window = begin_window(*bound.program, feed);
+  const std::vector<Cell>& cells = feed.work ? feed.work->cells : bound.program->row(window);
   micro_batches = feed.work ? &feed.work->micro_batches : &bound.program->micro_batches;
   const std::optional<PhaseKind> changes = updating_phase(*bound.program);
   totals = StepResult{};
@@ -396,12 +443,9 @@ StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
       combine(bound, feed);
       combined = true;
     }
-    for (BoundPhase* phase : bound.phases_of(cell, feed.work)) {
-      nodes.begin_cell(cell);
-      run_phase(bound, *phase, cell.micro_batch, feed);
-      nodes.end_cell();
-    }
+    run_cell(bound, cell, feed);
   }
+  end_window(bound);
   if (!counted) {
     count_items(feed);  // a rank without a share of the samples still takes part
   }

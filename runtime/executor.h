@@ -32,9 +32,13 @@ struct StepFeed {
   const StepWork* work = nullptr;
   // [micro-batch of the step][index into the executor's input names].
   const std::vector<std::vector<Tensor>>* inputs = nullptr;
+  // The step after this one, of the same program, which runs on: its first forwards run among this
+  // one's last backwards, and it has to come next. Null: nothing is in flight when this step ends.
+  const StepFeed* next = nullptr;
 };
 
-// Sums over the whole step, equal on every rank.
+// Sums over the whole step, equal on every rank; of a program that runs on (Program::runs_on) only
+// rank 0 has them, since telling the others would make them wait for it.
 struct StepResult {
   double loss_sum = 0;
   double item_count = 0;
@@ -66,7 +70,8 @@ class Executor {
                         const std::vector<MemoryPlan>& memories);
 
   // Throws kNonFinite, before any parameter is changed, when the loss is not finite, or the
-  // gradient unless StepFeed::skip_overflow.
+  // gradient unless StepFeed::skip_overflow. Of a program that runs on rank 0 throws, when it ends
+  // the step as the last rank: what others have made of it by then is for nobody to see.
   StepResult run_step(int program, const StepFeed& feed);
 
   // Cells, communication and waits of the steps to come are noted there; null: nowhere.

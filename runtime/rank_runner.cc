@@ -37,7 +37,8 @@ RankRunner::RankRunner(Run& run, int rank, Communicator* world)
       device_(make_device(rank, run.devices[static_cast<size_t>(rank)])),
       groups_(run.plan, world, *device_),
       executor_(*device_, groups_.communicators(), run.job.input_names),
-      store_(executor_, compiled_.programs[0]->pieces) {
+      store_(executor_, compiled_.programs[0]->pieces),
+      stop_question_(world) {
   for (size_t i = 0; i < compiled_.programs.size(); ++i) {
     executor_.add_program(compiled_.programs[i], compiled_.memories[i]);
   }
@@ -70,6 +71,7 @@ LoaderOptions RankRunner::loader_options(bool shuffle) const {
   loader.shuffle = shuffle;
   loader.batch = run_.options.batch_size;
   loader.stop = run_.range.stop;
+  loader.peeks = compiled_.programs[0]->runs_on();
   if (const auto& batches = run_.job.token_batches) {
     loader.length_of = [batches](int64_t sample) { return batches->lengths().at(sample); };
   }
@@ -110,7 +112,7 @@ void RankRunner::arrange(StepData& step) const {
       plan_, program, std::move(dealt[static_cast<size_t>(program.coordinates.data_rank)]), rounds);
 }
 
-StepResult RankRunner::run_step(const StepData& data, int64_t step) {
+StepFeed RankRunner::feed_of(const StepData& data, int64_t step) const {
   StepFeed feed;
   feed.seed = static_cast<uint64_t>(run_.options.seed);
   feed.step = step;
@@ -120,30 +122,68 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step) {
   feed.skip_overflow = scaler_.active();
   feed.inputs = &data.inputs;
   feed.work = run_.job.token_batches ? &data.work : nullptr;
+  return feed;
+}
+
+StepResult RankRunner::run_step(const StepData& data, int64_t step, const StepData* next) {
+  StepFeed feed = feed_of(data, step), after;
+  if (next != nullptr) {
+    after = feed_of(*next, step + 1);
+    feed.next = &after;
+  }
   try {
     return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kNonFinite || error.code() == ErrorCode::kInvalidArgument) {
-      const std::string bad = find_bad_value(*run_.job.dataset, run_.job.bindings, data.samples);
-      if (!bad.empty()) {
-        error.add_context(bad);
+      for (const StepData* read : {&data, next}) {
+        const std::string bad =
+            read == nullptr ? ""
+                            : find_bad_value(*run_.job.dataset, run_.job.bindings, read->samples);
+        if (!bad.empty()) {
+          error.add_context(bad);
+          break;
+        }
       }
     }
     throw;
   }
 }
 
-// All ranks stop after the same step, whichever process got the signal.
-bool RankRunner::asked_to_stop() {
-  const int first_rank = run_.only_rank.value_or(0);
-  int64_t signal = rank_ == first_rank ? stop_signal() : 0;
-  if (world_ != nullptr) {
-    world_->all_reduce(&signal, 1, DType::kInt64, ReductionKind::kMax);
+bool RankRunner::runs_on(const StepData& data) const {
+  const auto program = static_cast<size_t>(compiled_.program_of_size.at(data.num_samples));
+  return compiled_.programs[program]->runs_on();
+}
+
+bool RankRunner::is_checkpoint_due(int64_t steps_done) const {
+  const Options& options = run_.options;
+  return !options.checkpoint_dir.empty() && options.checkpoint_every > 0 &&
+         steps_done % options.checkpoint_every == 0;
+}
+
+// The step after `step`, if its first forwards may run before that ends: alike on all ranks. Null:
+// the pipeline is empty between the two.
+const StepData* RankRunner::next_in_pipeline(DataLoader& loader,
+                                             const StepData& data,
+                                             int64_t step) const {
+  // Who moves work between the ranks compares their times after each step.
+  if (!runs_on(data) || rebalancer_ != nullptr || is_checkpoint_due(step + 1) ||
+      stop_question_.asked()) {
+    return nullptr;
   }
-  if (signal != 0 && rank_ == first_rank) {
+  const StepData* next = loader.peek();
+  return next != nullptr && next->num_samples == data.num_samples ? next : nullptr;
+}
+
+// All ranks stop after the same step, whichever process got the signal.
+bool RankRunner::asked_to_stop(bool drained) {
+  const int first_rank = run_.only_rank.value_or(0);
+  const int64_t own = rank_ == first_rank ? stop_signal() : 0;
+  const int64_t signal = drained ? stop_question_.decide(own) : stop_question_.pass_on(own);
+  const bool stops = drained && signal != 0;
+  if (stops && rank_ == first_rank) {
     run_.exit_code = 128 + static_cast<int>(signal);
   }
-  return signal != 0;
+  return stops;
 }
 
 void RankRunner::save(int64_t step, int64_t position) {
@@ -267,26 +307,29 @@ void RankRunner::train() {
     if (step + 1 == options.profile_first) {
       device_->profile(true);
     }
-    const StepResult result = run_step(*data, step);
+    const StepData* next = next_in_pipeline(*loader, *data, step);
+    const bool drained = next == nullptr;
+    const StepResult result = run_step(*data, step, next);
     if (step + 1 == options.profile_last) {
       device_->profile(false);
     }
-    require_items(result, concat("step ", step + 1, ": "));
+    if (rank_ == 0 || !runs_on(*data)) {
+      require_items(result, concat("step ", step + 1, ": "));
+    }
     loss = result.loss();
     if (rank_ == 0) {
       report(*data, result, step, seconds_since(start));
     }
     if (trace_) {
-      trace_->end_step(step + 1);
+      trace_->end_step(step + 1, drained);
     }
     scaler_.update(result.skipped);
     skipped_ += result.skipped ? 1 : 0;
     ++step;
     position = data->position + data->num_samples;
-    stopped = asked_to_stop();
+    stopped = asked_to_stop(drained);
     const std::optional<std::vector<int64_t>> units = new_units(*data, step - 1);
-    const bool due = options.checkpoint_every > 0 && step % options.checkpoint_every == 0;
-    if (!options.checkpoint_dir.empty() && (due || stopped)) {
+    if (is_checkpoint_due(step) || (stopped && !options.checkpoint_dir.empty())) {
       save(step, position);
       saved_step = step;
     }

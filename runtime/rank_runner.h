@@ -18,6 +18,7 @@
 #include "runtime/rebalancer.h"
 #include "runtime/resume.h"
 #include "runtime/run_trace.h"
+#include "runtime/stop_question.h"
 #include "runtime/trainer.h"
 #include "runtime/training_job.h"
 
@@ -49,8 +50,13 @@ class RankRunner {
 
  private:
   void gather_peaks();
-  StepResult run_step(const StepData& data, int64_t step);
-  bool asked_to_stop();
+  StepFeed feed_of(const StepData& data, int64_t step) const;
+  // `next`: the step after it, where the pipeline runs on; null: it drains.
+  StepResult run_step(const StepData& data, int64_t step, const StepData* next = nullptr);
+  bool runs_on(const StepData& data) const;
+  const StepData* next_in_pipeline(DataLoader& loader, const StepData& data, int64_t step) const;
+  bool is_checkpoint_due(int64_t steps_done) const;
+  bool asked_to_stop(bool drained = true);
   void save(int64_t step, int64_t position);
   CheckpointTensor tensor_to_save(const std::string& name) const;
   void export_model();
@@ -76,6 +82,7 @@ class RankRunner {
   RankGroups groups_;
   Executor executor_;
   ParameterStore store_;
+  StopQuestion stop_question_;
   std::vector<int64_t> peak_bytes_;
   LrSchedule schedule_;
   LossScaler scaler_;

@@ -73,19 +73,22 @@ std::string RunTrace::gather(const std::string& own) const {
   return all;
 }
 
-void RunTrace::end_step(int64_t step) {
+void RunTrace::end_step(int64_t step, bool meets) {
   std::vector<TraceEvent>& events = recorder_.events();
-  std::string lines;
   for (TraceEvent& event : events) {
     event.step = step;
     totals_.add(event);
-    lines += trace_line(rank_, event);
+    lines_ += trace_line(rank_, event);
   }
   if (!events.empty()) {
     seconds_ += events.back().start_seconds + events.back().seconds - events.front().start_seconds;
   }
   events.clear();
-  const std::string all = gather(lines);
+  if (!meets) {
+    return;
+  }
+  const std::string all = gather(lines_);
+  lines_.clear();
   if (rank_ == 0) {
     errno = 0;
     stream_ << all << std::flush;

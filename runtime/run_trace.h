@@ -33,14 +33,15 @@ class StepTrace {
 
 // The file, which rank 0 writes step by step with what all ranks send it. Times count from a moment
 // at which all ranks met, so ranks of several hosts agree to within the time of a barrier. Every
-// member function is collective over the ranks.
+// member function is collective over the ranks, where it does not say otherwise.
 class RunTrace {
  public:
   // `world` may be null for a single rank. Throws kIo.
   RunTrace(const std::string& path, const Plan& plan, Communicator* world);
 
   StepTrace& recorder() { return recorder_; }
-  void end_step(int64_t step);
+  // Collective only with `meets`; without, the step's events wait for a step that does.
+  void end_step(int64_t step, bool meets);
   // Ends the file. Rank 0 returns a line per rank on how its time was spent, others nothing.
   std::string finish();
 
@@ -53,6 +54,7 @@ class RunTrace {
   int rank_ = 0;
   StepTrace recorder_;
   TraceTotals totals_;
+  std::string lines_;   // not written yet
   double seconds_ = 0;  // of all steps, from first event to last
   std::ofstream stream_;
 };

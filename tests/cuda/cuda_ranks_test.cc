@@ -167,6 +167,34 @@ TEST_F(CudaRanksRun, ProcessesThatWouldShareAGpuAreRefused) {
               Each(HasSubstr("ranks 0 and 1 have the same GPU")));
 }
 
+// Steps that go over into each other, in every order of streams.
+TEST_F(CudaRanksRun, TwoVersionPipelinesTrainAsOneCpu) {
+  const Words two_versions = {"--schedule", "2bw"};
+  const Words steps = {"--steps", "5", "--batch-size", "8", "--micro-batch-size", "1"};
+  const auto with_rule = [&](Words words) {
+    words.insert(words.end(), two_versions.begin(), two_versions.end());
+    return words;
+  };
+  const std::string path = model("gpt2", kFourLayers);
+  const Course expected = train(path, with_rule(kCpu), steps);
+  for (const Words& pins : {Words{"--pp", "2"}, {"--pp", "4"}, {"--pp", "2", "--dp", "2"}}) {
+    SCOPED_TRACE(pins[1]);
+    expect_near(train(path, with_rule(gpus(pins.size() > 2 ? 4 : std::stoi(pins[1]), pins)), steps),
+                expected,
+                1e-5);
+  }
+  const Words devices = with_rule(gpus(2, {"--pp", "2"}));
+  const std::string tiny = model("gpt2", kTinyGpt);
+  const Words short_steps = {"--steps", "3", "--batch-size", "3", "--micro-batch-size", "1"};
+  expect_equal_in_orders([&] { return train(tiny, devices, short_steps); }, 5);
+  // Its forwards pass stages by.
+  const std::string skips = model("unet", kUnet);
+  Words exact = steps;
+  exact.insert(exact.end(), {"--precision", "fp64"});
+  const Course of_skips = train(skips, with_rule(kCpu), exact);
+  expect_near(train(skips, with_rule(gpus(4, {"--pp", "4"})), exact), of_skips, 1e-5);
+}
+
 TEST_F(CudaRanksRun, EveryOrderOfStreamsGivesEqualBits) {
   const std::string path = model("gpt2", kTinyGpt);
   const Words steps = {"--steps", "1", "--batch-size", "4"};

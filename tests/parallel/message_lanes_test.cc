@@ -117,6 +117,31 @@ TEST_P(ScheduledMessagesTest, TwoCopiesOfEachAreEnough) {
   }
 }
 
+// Steps that go over into each other send what is received after the next step's beginning.
+TEST(WindowMessagesTest, TwoCopiesOfEachAreEnoughFromStepToStep) {
+  for (const int stages : {2, 3, 4, 6}) {
+    for (const int micro_batches : {6, 7, 11}) {
+      SCOPED_TRACE(testing::Message() << stages << " stages, " << micro_batches);
+      const Schedule whole = make_schedule(ScheduleKind::k2BW, stages, micro_batches, 1);
+      std::vector<std::vector<Message>> ranks(static_cast<size_t>(stages));
+      for (const StepWindow window :
+           {StepWindow::kWhole, StepWindow::kFill, StepWindow::kSteady, StepWindow::kDrain}) {
+        const Schedule step = make_window(whole, window);
+        for (int rank = 0; rank < stages; ++rank) {
+          const std::vector<Message> more = messages_of(step, rank);
+          std::vector<Message>& own = ranks[static_cast<size_t>(rank)];
+          own.insert(own.end(), more.begin(), more.end());
+        }
+      }
+      for (const CopiesOfMessages& copies : copies_on_way(ranks, 2)) {
+        for (const auto& [message, count] : copies) {
+          EXPECT_EQ(count, 2) << "message " << message.second;
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules,
                          ScheduledMessagesTest,
                          ::testing::Values(ScheduleKind::kGPipe,

@@ -159,6 +159,109 @@ TEST(ScheduleTest, InterleavingWithAShortGroupIsNoSlowerThanWithAFullOne) {
   }
 }
 
+// Steps that go over into each other, cell by cell: the ranks run their rows as far as they get. A
+// rank has made `updates` updates, so it holds the weights W(updates) and W(updates - 1); W(0)
+// twice before the first.
+class WindowsTest : public ::testing::Test {
+ protected:
+  using Windows = std::vector<StepWindow>;
+
+  void run(int p, int m, const Windows& windows) {
+    const Schedule whole = make_schedule(ScheduleKind::k2BW, p, m, 1);
+    std::vector<Schedule> steps;
+    for (const StepWindow window : windows) {
+      steps.push_back(make_window(whole, window));
+    }
+    const int last = static_cast<int>(windows.size()) * m;
+    // By rank: forwards and backwards done, in the order of all steps' micro-batches.
+    std::vector<int> forwards(static_cast<size_t>(p), 0), backwards = forwards, updates = forwards;
+    std::vector<size_t> next(static_cast<size_t>(p), 0);
+    std::vector<std::vector<int>> version(static_cast<size_t>(p),
+                                          std::vector<int>(static_cast<size_t>(last), -1));
+    const auto run_cell = [&](size_t rank, const Cell& cell) {
+      int& done = cell.phase == PhaseKind::kForward ? forwards[rank] : backwards[rank];
+      const int step = updates[rank] + (cell.ahead ? 1 : 0);
+      if (cell.phase == PhaseKind::kForward
+              ? rank > 0 && forwards[rank - 1] <= done
+              : static_cast<int>(rank) + 1 < p && backwards[rank + 1] <= done) {
+        return false;
+      }
+      EXPECT_EQ(done, step * m + cell.micro_batch);  // in order, each once
+      // Ahead of the update a forward reads the newest weights, behind it the ones before.
+      const int read = cell.ahead ? updates[rank] : std::max(0, updates[rank] - 1);
+      EXPECT_EQ(read, std::max(0, step - 1)) << "the delayed rule";
+      int& noted = version[rank][static_cast<size_t>(done)];
+      if (cell.phase == PhaseKind::kForward) {
+        noted = read;
+      } else {
+        EXPECT_LT(done, forwards[rank]);
+        EXPECT_EQ(noted, read) << "forward and backward read the same weights";
+      }
+      ++done;
+      EXPECT_LE(forwards[rank] - backwards[rank], p - static_cast<int>(rank));
+      return true;
+    };
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t rank = 0; rank < next.size(); ++rank) {
+        while (static_cast<size_t>(updates[rank]) < steps.size()) {
+          const std::vector<Cell>& row = steps[static_cast<size_t>(updates[rank])].ranks[rank];
+          if (next[rank] == row.size()) {
+            ++updates[rank];
+            next[rank] = 0;
+          } else if (run_cell(rank, row[next[rank]])) {
+            ++next[rank];
+          } else {
+            break;
+          }
+          moved = true;
+        }
+      }
+    }
+    for (size_t rank = 0; rank < next.size(); ++rank) {
+      EXPECT_EQ(forwards[rank], last);
+      EXPECT_EQ(backwards[rank], last);
+    }
+  }
+};
+
+TEST_F(WindowsTest, EveryBackwardReadsTheWeightsOfItsForwardByTheDelayedRule) {
+  using enum StepWindow;
+  for (int p = 1; p <= 16; ++p) {
+    for (int m = p; m <= 64; ++m) {
+      SCOPED_TRACE(::testing::Message() << "p=" << p << " m=" << m);
+      run(p, m, {kFill, kSteady, kSteady, kDrain, kWhole, kFill, kDrain});
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+TEST_F(WindowsTest, ASteadyStepHasOneForwardForEachBackward) {
+  for (int p = 1; p <= 16; ++p) {
+    for (int m = p; m <= 64; ++m) {
+      const Schedule steady =
+          make_window(make_schedule(ScheduleKind::k2BW, p, m, 1), StepWindow::kSteady);
+      for (const std::vector<Cell>& row : steady.ranks) {
+        ASSERT_EQ(row.size(), static_cast<size_t>(2 * m));
+        for (size_t i = 0; i < row.size(); ++i) {
+          ASSERT_EQ(row[i].phase, i % 2 == 0 ? PhaseKind::kForward : PhaseKind::kBackward);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(WindowsTest, PrintAsTables) {
+  const Schedule whole = make_schedule(ScheduleKind::k2BW, 2, 3, 1);
+  EXPECT_EQ(schedule_table(make_window(whole, StepWindow::kFill)),
+            "0F0,0F1,0B0,0F2,0B1,0F0',0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");
+  EXPECT_EQ(schedule_table(make_window(whole, StepWindow::kSteady)),
+            "0F1,0B0,0F2,0B1,0F0',0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");
+  EXPECT_EQ(schedule_table(make_window(whole, StepWindow::kDrain)),
+            "0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");
+  EXPECT_EQ(schedule_table(make_window(whole, StepWindow::kWhole)), schedule_table(whole));
+}
+
 TEST(ScheduleTest, PrintsAsATable) {
   EXPECT_EQ(schedule_table(make_schedule(ScheduleKind::k1F1B, 2, 3, 1)),
             "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");

@@ -114,6 +114,32 @@ TEST(ProgramTimeTest, GroupsMeetApart) {
   EXPECT_EQ(time.ranks[0].waiting, 0);
 }
 
+// Where steps go over into each other, each rank's step counts from where it ended the one before.
+TEST(ProgramTimeTest, StepsBeforeTheOneThatIsMeantAreLeftOut) {
+  std::vector<std::shared_ptr<const RankWork>> work;
+  for (const int stage : {0, 1}) {
+    RankWork own;
+    own.at = {stage, 0, 0};
+    own.cells = {{PhaseKind::kForward, stage, 0}, {PhaseKind::kForward, stage, 1}};
+    own.first_cell = 1;
+    own.acts = {kernel(stage == 0 ? 3e-3 : 1e-3), kernel(2e-3), kernel(4e-3)};
+    own.acts[1].cell = own.acts[2].cell = 1;
+    work.push_back(std::make_shared<const RankWork>(std::move(own)));
+  }
+  const ProgramTime time =
+      replay_programs(plan_of(1, 2), parse_cluster(kTwoDevices, "two"), {0, 1}, work);
+  EXPECT_NEAR(time.seconds, 6e-3, 1e-12);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const RankTime& own = time.ranks[rank];
+    const double begin = rank == 0 ? 2e-3 : 0;
+    EXPECT_NEAR(own.compute, 6e-3, 1e-12);
+    EXPECT_NEAR(own.end, begin + 6e-3, 1e-12);
+    EXPECT_EQ(own.cell_start.size(), 1u);
+    EXPECT_NEAR(own.cell_start[0], begin, 1e-12);
+    EXPECT_NEAR(own.events.front().start_seconds, begin, 1e-12);
+  }
+}
+
 TEST(ProgramTimeTest, ACircleIsAnError) {
   EXPECT_THROW(replay_programs(plan_of(1, 2),
                                parse_cluster(kTwoDevices, "two"),

@@ -52,6 +52,28 @@ TEST(SimulatorTest, EqualStagesMeetTheClosedForms) {
   }
 }
 
+// What goes over from step to step is idle nowhere: m times the slowest stage.
+TEST(SimulatorTest, StepsThatGoOverIntoEachOtherHaveNoBubble) {
+  std::mt19937 random(3);
+  for (const int p : {1, 2, 4, 7}) {
+    for (const int m : {p, p + 1, 3 * p}) {
+      const Schedule whole = make_schedule(ScheduleKind::k2BW, p, m, 1);
+      const Replay replay = replay_steady(whole, equal_stages(p, 1, 2.5));
+      EXPECT_NEAR(replay.seconds, 3.5 * m, 1e-9) << "p " << p << " m " << m;
+      EXPECT_NEAR(replay.rank_compute[0], 3.5 * m, 1e-9);
+      const Schedule window = make_window(whole, StepWindow::kSteady);
+      for (size_t rank = 0; rank < window.ranks.size(); ++rank) {
+        EXPECT_EQ(replay.cells[rank].size(), window.ranks[rank].size());
+        EXPECT_GE(replay.cells[rank][0].start, -1e-9);
+      }
+      const ReplayInput uneven = random_stages(p, 0.3, &random);
+      const double seconds = replay_steady(whole, uneven).seconds;
+      EXPECT_GE(seconds, lower_bound_steady(uneven, m) * (1 - 1e-9));
+      EXPECT_LE(seconds, replay_schedule(whole, uneven).seconds * (1 + 1e-9));
+    }
+  }
+}
+
 // Zero-bubble H1 fills the drain with weight gradients: m (F + B) + (p-1)(T_F + T_B - T_W) where
 // the three parts take equal time.
 TEST(SimulatorTest, ZeroBubbleFillsTheDrain) {

@@ -27,6 +27,20 @@ Tensor samples_of(const Tensor& batch, const MicroBatch& micro_batch) {
   return part;
 }
 
+// Of all micro-batches of a rank, in the order of `names`.
+std::vector<std::vector<Tensor>> inputs_of(const std::map<std::string, Tensor>& batch,
+                                           const std::vector<std::string>& names,
+                                           const Program& program) {
+  std::vector<std::vector<Tensor>> inputs;
+  for (const MicroBatch& micro_batch : program.micro_batches) {
+    inputs.emplace_back();
+    for (const std::string& name : names) {
+      inputs.back().push_back(samples_of(batch.at(name), micro_batch));
+    }
+  }
+  return inputs;
+}
+
 struct Groups {
   std::unique_ptr<Communicator> data, tensor, pipeline;
   RankCommunicators view;
@@ -111,21 +125,23 @@ PlanRun run_plan(const TrainingGraphFactory& factory,
         for (const Value* value : executor.persistent_values()) {
           executor.write(value->name, initial_value(*value));
         }
+        std::vector<std::vector<std::vector<Tensor>>> inputs;
+        std::vector<StepFeed> steps(static_cast<size_t>(options.steps));
         for (int step = 0; step < options.steps; ++step) {
-          const std::map<std::string, Tensor> batch = feeds(step);
-          std::vector<std::vector<Tensor>> inputs;
-          for (const MicroBatch& micro_batch : program.micro_batches) {
-            inputs.emplace_back();
-            for (const std::string& name : input_names) {
-              inputs.back().push_back(samples_of(batch.at(name), micro_batch));
-            }
-          }
-          StepFeed feed;
+          inputs.push_back(inputs_of(feeds(step), input_names, program));
+        }
+        for (int step = 0; step < options.steps; ++step) {
+          StepFeed& feed = steps[static_cast<size_t>(step)];
           feed.seed = 7;
           feed.step = step;
           feed.update = step;
           feed.learning_rate = options.learning_rate;
-          feed.inputs = &inputs;
+          feed.inputs = &inputs[static_cast<size_t>(step)];
+          const bool drains = !program.runs_on() || step + 1 == options.steps ||
+                              (options.drains_after && options.drains_after(step));
+          feed.next = drains ? nullptr : &steps[static_cast<size_t>(step) + 1];
+        }
+        for (const StepFeed& feed : steps) {
           const StepResult result = executor.run_step(index, feed);
           if (rank == 0) {
             run.losses.push_back(result.loss());

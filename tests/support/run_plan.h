@@ -25,6 +25,8 @@ struct RunOptions {
   int steps = 3;
   double learning_rate = 0.05;
   bool reference_kernels = true;
+  // Whether the pipeline is empty after a step of programs that run on; null: after the last only.
+  std::function<bool(int step)> drains_after = nullptr;
 };
 
 PlanRun run_plan(const TrainingGraphFactory& factory,
