@@ -171,22 +171,23 @@ void OnnxTranslator::translate_constant_of_shape(const onnx::NodeProto& node, Va
   builder.set_source_index(source_index_);
   // An integer that float64 does not hold (a hash's constant, an end beyond all ends) is spread.
   const double number = value.to_double()[0];
-  const bool exact = identical(
-      Tensor::from(std::vector<double>{number}, value.shape()).cast(value.dtype()), value);
+  const bool fills =
+      !is_integer(value.dtype()) ||
+      identical(Tensor::from(std::vector<double>{number}, value.shape()).cast(value.dtype()),
+                value);
   const ValueId filled =
-      exact || !is_integer(value.dtype())
-          ? builder.op("Fill",
-                       {},
-                       {{"value", number},
-                        {"shape", dims->to_int64()},
-                        {"dtype", std::string(dtype_name(value.dtype()))}},
-                       node_name(node))
-          : builder.op(
-                "Expand",
-                {graph_.add_constant(
-                    graph_.unique_value_name(scope_->prefix + node.output(0) + "/value"), value)},
-                {{"shape", dims->to_int64()}},
-                node_name(node));
+      fills ? builder.op("Fill",
+                         {},
+                         {{"value", number},
+                          {"shape", dims->to_int64()},
+                          {"dtype", std::string(dtype_name(value.dtype()))}},
+                         node_name(node))
+            : builder.op(
+                  "Expand",
+                  {graph_.add_constant(
+                      graph_.unique_value_name(scope_->prefix + node.output(0) + "/value"), value)},
+                  {{"shape", dims->to_int64()}},
+                  node_name(node));
   finish(node, {filled}, first_node, first_value);
 }
 

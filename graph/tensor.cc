@@ -20,17 +20,6 @@ std::shared_ptr<void> allocate_zeroed(size_t bytes) {
   return {data, std::free};
 }
 
-template <typename From, typename To>
-To convert(From value) {
-  if constexpr (std::is_same_v<From, Float16> || std::is_same_v<From, BFloat16>) {
-    return convert<float, To>(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<To, Float16> || std::is_same_v<To, BFloat16>) {
-    return To(static_cast<float>(value));
-  } else {
-    return convert_number<To>(value);
-  }
-}
-
 template <typename To>
 std::vector<To> to_vector(const Tensor& tensor) {
   std::vector<To> values(tensor.num_elements());
@@ -38,7 +27,7 @@ std::vector<To> to_vector(const Tensor& tensor) {
     using From = decltype(tag);
     const From* data = tensor.data<From>();
     for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = convert<From, To>(data[i]);
+      values[i] = convert_number<To>(data[i]);
     }
   });
   return values;
@@ -81,7 +70,7 @@ Tensor Tensor::cast(DType dtype) const {
       const From* from = data<From>();
       To* to = copy.data<To>();
       for (int64_t i = 0; i < count; ++i) {
-        to[i] = convert<From, To>(from[i]);
+        to[i] = convert_number<To>(from[i]);
       }
     });
   });

@@ -114,7 +114,11 @@ const RegisterOp kAccumulateTree{{
                       shape_string(op.input_shape(0)),
                       ", term is ",
                       shape_string(op.input_shape(1)));
-      require_entries(op, 1 + *std::ranges::max_element(op.attributes().get_ints("slot")));
+      int64_t slots = 0;
+      for (const int64_t slot : op.attributes().get_ints("slot")) {
+        slots = std::max(slots, slot + 1);
+      }
+      require_entries(op, slots);
       return {op.input_type(0)};
     },
     .cost = [](const OpContext& op) -> Cost {

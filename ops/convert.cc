@@ -1,7 +1,6 @@
 #include "ops/convert.h"
 
 #include <cstring>
-#include <type_traits>
 
 #include "graph/convert_number.h"
 
@@ -13,27 +12,11 @@ namespace trainrt {
 
 namespace {
 
-template <typename T>
-constexpr bool is_half = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
-
-template <typename To, typename From>
-To convert(From value) {
-  if constexpr (is_half<From>) {
-    return convert<To>(static_cast<float>(value));
-  } else if constexpr (is_half<To>) {
-    return To(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<To, bool>) {
-    return value != From(0);
-  } else {
-    return convert_number<To>(value);
-  }
-}
-
 template <typename From, typename To>
 void convert_loop(const From* from, To* to, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    to[i] = convert<To>(from[i]);
+    to[i] = convert_number<To>(from[i]);
   }
 }
 

@@ -34,7 +34,7 @@ int Program::num_stash_slots(int virtual_stage) const {
 
 const std::vector<Cell>& Program::row(StepWindow window) const {
   TRAINRT_CHECK(window == StepWindow::kWhole || runs_on());
-  return window == StepWindow::kWhole ? cells : windows.at(static_cast<size_t>(window));
+  return window == StepWindow::kWhole ? cells : windows.at(static_cast<size_t>(window) - 1);
 }
 
 std::string persistent_key(const Value& value) {
@@ -111,9 +111,9 @@ std::string program_string(const Program& program) {
       << program.coordinates.stage << ", data rank " << program.coordinates.data_rank
       << ", tensor rank " << program.coordinates.tensor_rank << ")\ncells:";
   write_cells(program.cells);
-  for (size_t window = 1; window < program.windows.size(); ++window) {
-    out << window_name(static_cast<StepWindow>(window)) << ":";
-    write_cells(program.windows[window]);
+  for (size_t i = 0; i < program.windows.size(); ++i) {
+    out << window_name(static_cast<StepWindow>(i + 1)) << ":";
+    write_cells(program.windows[i]);
   }
   for (const ProgramVariant& variant : program.variants) {
     out << "micro-batch of " << variant.micro_batch_size << ":\n";

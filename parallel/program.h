@@ -90,9 +90,10 @@ struct Program {
   // Persistent tensors of which this rank holds a piece only, by name.
   std::map<std::string, TensorPiece> pieces;
   std::vector<Cell> cells;  // this rank's row: C, G, F, B, W, R, U in order
-  // Where steps go over into each other (parallel/passes/run_on.h): the rows of StepWindow, `cells`
-  // first; what a forward of the next step's batch reads, by the name of what it would read after
-  // this step's update; and how many of them are in flight at that time. Empty and 0 elsewhere.
+  // Where steps go over into each other (parallel/passes/run_on.h): the rows of StepWindow after
+  // kWhole, which is `cells`; what a forward of the next step's batch reads, by the name of what it
+  // would read after this step's update; and how many of them are in flight at that time. Empty and
+  // 0 elsewhere.
   std::vector<std::vector<Cell>> windows;
   std::map<std::string, std::string> newer_versions;
   int num_ahead = 0;

@@ -50,9 +50,8 @@ std::vector<Cell> rank_cells(const Plan& plan,
 
 void add_windows(const Plan& plan, const std::vector<Phase>& phases, Program* program) {
   const int stage = program->coordinates.stage;
-  for (int window = 0; window < kNumWindows; ++window) {
-    program->windows.push_back(
-        rank_cells(plan, stage, program->micro_batches, phases, static_cast<StepWindow>(window)));
+  for (const StepWindow window : {StepWindow::kFill, StepWindow::kSteady, StepWindow::kDrain}) {
+    program->windows.push_back(rank_cells(plan, stage, program->micro_batches, phases, window));
   }
   program->num_ahead =
       program->micro_batches.empty() ? 0 : num_ahead(plan.schedule, plan.pipeline_parallel, stage);

@@ -348,13 +348,8 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
 void Rendezvous::agree(const Facts& facts) {
   const std::vector<std::string> all =
       exchange("comparison of what each rank was started with", message_text(Json(facts)));
-  const auto shown = [](const std::string& value) -> std::string {
-    if (value.empty() || value == "\"\"") {
-      return "not given";
-    }
-    const size_t quotes = value.starts_with('"') && value.ends_with('"') ? 1 : 0;  // of JSON
-    const std::string text = value.substr(quotes, value.size() - 2 * quotes);
-    return concat("'", text.size() <= 80 ? text : text.substr(0, 77) + "...", "'");
+  const auto shown = [](const std::string& value) {
+    return value.size() <= 80 ? value : value.substr(0, 77) + "...";
   };
   const Facts first = Json::parse(all[0]).get<Facts>();
   std::vector<Facts> others;
@@ -369,11 +364,11 @@ void Rendezvous::agree(const Facts& facts) {
                       kInvalidArgument,
                       "the ranks were started with different things: ",
                       first[i].first,
-                      " is ",
+                      " is '",
                       shown(first[i].second),
-                      " on rank 0 and ",
+                      "' on rank 0 and '",
                       same_kind ? shown(others[r][i].second) : "unknown",
-                      " on rank ",
+                      "' on rank ",
                       r,
                       "; start all with the same model, plan, options and version");
     }

@@ -1,17 +1,15 @@
 // Pipeline schedules as tables. Each is generated per rank from counts alone:
 //   GPipe         all forwards, then all backwards (Huang et al., arXiv 1811.06965);
-//   1F1B          min(p-r-1, m) forwards ahead, then forward and backward in turn
-//   (PipeDream-flush); interleaved   the same over v virtual stages per rank, micro-batches in
-//   groups of p
+//   1F1B          min(p-r-1, m) forwards ahead, then forward and backward in turn (also called
+//                 PipeDream-flush);
+//   interleaved   the same over v virtual stages per rank, micro-batches in groups of p
 //                 (Narayanan et al., arXiv 2104.04473, section 2.2);
 //   zero bubble   1F1B with the weight gradient W of a micro-batch put off by r micro-batches,
-//   which
-//                 evens out the number of unfinished micro-batches at p on every rank (H1 of Qi et
-//                 al., arXiv 2401.10241);
-//   2BW           1F1B over two weight versions, whose steps go over into each other: the warm-up
-//   of
-//                 a step runs among the last backwards of the one before (Narayanan et al., arXiv
-//                 2006.09503).
+//                 which evens out the number of unfinished micro-batches at p on every rank (H1
+//                 of Qi et al., arXiv 2401.10241);
+//   2BW           1F1B over two weight versions, whose steps go over into each other: a step's
+//                 warm-up runs among the last backwards of the one before (Narayanan et al.,
+//                 arXiv 2006.09503).
 // Backwards run in micro-batch order in all of them, so gradients accumulate in one order and the
 // schedules give equal bits.
 #include "parallel/schedule.h"

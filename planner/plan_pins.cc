@@ -268,31 +268,9 @@ class Pinner {
                     " more than the cluster has; leave its devices out, or name the cluster it is "
                     "for with --cluster");
     std::vector<int> order(static_cast<size_t>(count), -1);
-    std::map<int, int> rank_of;
+    // That each rank has one device of its own, plan_from_json() has seen to.
     for (const PlanDevice& device : plan_.devices) {
-      TRAINRT_REQUIRE(
-          device.rank >= 0 && device.rank < count && order[static_cast<size_t>(device.rank)] < 0,
-          kInvalidArgument,
-          where_,
-          ": the devices are of ",
-          count,
-          " ranks, and rank ",
-          device.rank,
-          device.rank >= 0 && device.rank < count ? " is there twice" : " is none of them");
-      const int index = find_device(device);
-      const auto [known, is_new] = rank_of.emplace(index, device.rank);
-      TRAINRT_REQUIRE(is_new,
-                      kInvalidArgument,
-                      where_,
-                      ": ranks ",
-                      known->second,
-                      " and ",
-                      device.rank,
-                      " are both on ",
-                      device.host,
-                      "/",
-                      device.device);
-      order[static_cast<size_t>(device.rank)] = index;
+      order.at(static_cast<size_t>(device.rank)) = find_device(device);
     }
     if (pins_->data && pins_->tensor && pins_->pipeline) {
       const int world = *pins_->data * *pins_->tensor * *pins_->pipeline;

@@ -42,7 +42,8 @@ void PlanSearch::make_first_profiles() {
       made[i] = make_profile(keys[i]);
     }
   };
-  std::future<void> odd = std::async(std::launch::async, every_second, 1);
+  std::future<void> odd =
+      std::async(keys.size() > 1 ? std::launch::async : std::launch::deferred, every_second, 1);
   every_second(0);
   odd.get();
   for (size_t i = 0; i < keys.size(); ++i) {

@@ -18,10 +18,10 @@ namespace {
 
 constexpr int kMostVirtualStages = 6;
 constexpr int kLongPipeline = 8;
-// Larger micro-batches than this are tried while each lowers the time of a sample by so much; a
-// small data rank's whole share always.
-constexpr int64_t kSmallShare = 64;
+// Larger micro-batches are tried while each lowers the time of a sample by so much; a data rank's
+// whole share always, where it is small.
 constexpr double kWorthMore = 0.99;
+constexpr int64_t kSmallShare = 64;
 // Other cuts than the balanced ones gain little where a rank has many blocks: a point whose bound
 // at those, or whose step, exceeds the best step by more than this is given up.
 double hopeless(const Candidate& candidate, const ModelProfile& profile) {

@@ -307,8 +307,6 @@ double count_items(StepSums& sums, const RankCommunicators& communicators) {
 
 namespace {
 
-constexpr int kSumsTag = 1 << 20;  // past those of pipelines
-
 // What a rank has to say of the step's totals: added up over all ranks, they are it.
 std::vector<double> said_of_step(const StepResult& totals,
                                  const StepSums& sums,

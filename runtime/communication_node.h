@@ -13,6 +13,9 @@
 
 namespace trainrt {
 
+// Of messages between all ranks that no program has; past those of pipelines.
+enum StepTag : int { kSumsTag = 1 << 20, kSignalTag, kAnswerTag };
+
 // The message that a node sends or receives; nothing for other nodes.
 std::optional<Message> message_of(const BoundNode& node);
 // The messages between the ranks of `group`, in the order in which a program's cells send and

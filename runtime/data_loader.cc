@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "graph/printer.h"
@@ -52,6 +53,18 @@ void convert_elements(
   });
 }
 
+// Whether `To` has a value for each of `From`, which is asked of integers only.
+template <typename To, typename From>
+constexpr bool holds_all() {
+  using Limits = std::numeric_limits<From>;
+  if constexpr (std::is_integral_v<From> && std::is_integral_v<To> && !std::is_same_v<From, bool> &&
+                !std::is_same_v<To, bool>) {
+    return std::in_range<To>(Limits::min()) && std::in_range<To>(Limits::max());
+  } else {
+    return true;
+  }
+}
+
 // The first of `n` integers that an element of `to_dtype` cannot hold; -1: none.
 int64_t first_too_large(DType from_dtype, const std::byte* from, DType to_dtype, int64_t n) {
   int64_t found = -1;
@@ -59,9 +72,7 @@ int64_t first_too_large(DType from_dtype, const std::byte* from, DType to_dtype,
     dispatch_all(to_dtype, [&](auto to_tag) {
       using From = decltype(from_tag);
       using To = decltype(to_tag);
-      constexpr bool kIntegers = std::is_integral_v<From> && std::is_integral_v<To> &&
-                                 !std::is_same_v<From, bool> && !std::is_same_v<To, bool>;
-      if constexpr (kIntegers && !std::is_same_v<From, To>) {
+      if constexpr (!holds_all<To, From>()) {
         for (int64_t i = 0; i < n && found < 0; ++i) {
           From value;
           std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));

@@ -96,6 +96,12 @@ void add_flags(CLI::App& app, unsigned groups, std::vector<Given>& given) {
 
 }  // namespace
 
+std::string shown_setting(const std::string& value) {
+  const bool quoted = value.size() >= 2 && value.front() == '"' && value.back() == '"';
+  const std::string text = quoted ? value.substr(1, value.size() - 2) : value;
+  return text.empty() || text == "[]" ? "unset" : text;
+}
+
 Options parse_options(const std::string& command,
                       unsigned groups,
                       const std::vector<std::string>& arguments) {

@@ -136,6 +136,9 @@ struct OptionDef {
   std::function<void(Options&)> clear;             // of repeatable options
 };
 
+// A value as `get` writes it, or JSON, for a message: without quotes; "unset" for none.
+std::string shown_setting(const std::string& value);
+
 const std::vector<OptionDef>& option_table();
 const OptionDef* find_option(const std::string& name);
 

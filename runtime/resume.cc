@@ -42,14 +42,8 @@ std::map<std::string, std::string> training_settings(const Options& options,
 
 namespace {
 
-// A value as the option table writes it, for a message.
 std::string shown(const std::string& value) {
-  const bool quoted = value.size() >= 2 && value.front() == '"' && value.back() == '"';
-  const std::string text = quoted ? value.substr(1, value.size() - 2) : value;
-  if (text == concat(kEndlessSamples)) {
-    return "endless";
-  }
-  return text.empty() || text == "[]" ? "unset" : text;
+  return value == concat(kEndlessSamples) ? "endless" : shown_setting(value);
 }
 
 void compare_settings(const std::map<std::string, std::string>& before,

@@ -2,14 +2,9 @@
 
 #include <algorithm>
 
+#include "runtime/communication_node.h"
+
 namespace trainrt {
-
-namespace {
-
-constexpr int kSignalTag = (1 << 20) + 1;  // past those of pipelines
-constexpr int kAnswerTag = (1 << 20) + 2;
-
-}  // namespace
 
 // What was passed on after the step before.
 void StopQuestion::take_answer() {

@@ -3,8 +3,7 @@
 
 #include "graph/fused_elementwise.h"
 #include "graph/op_def.h"
-#include "runtime/load_cuda.h"
-#include "tests/cuda_double/cuda_double.h"
+#include "tests/cuda/cuda_double_device.h"
 #include "tests/support/device_case.h"
 
 namespace trainrt::testing {
@@ -12,15 +11,7 @@ namespace {
 
 class CudaDeviceTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    cuda_double::reset();
-    device_ = cuda_module().make_device(0, {});
-  }
-  void TearDown() override {
-    device_.reset();
-    EXPECT_EQ(cuda_double::alive(), "");
-  }
-  std::unique_ptr<Device> device_;
+  DoubleDevice device_;
 };
 
 // CUDA's copies of rows know no rows that are 2 GiB apart.

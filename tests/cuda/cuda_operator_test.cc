@@ -2,8 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "graph/op_def.h"
-#include "runtime/load_cuda.h"
-#include "tests/cuda_double/cuda_double.h"
+#include "tests/cuda/cuda_double_device.h"
 #include "tests/support/device_case.h"
 
 namespace trainrt::testing {
@@ -11,15 +10,7 @@ namespace {
 
 class CudaOperatorTest : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    cuda_double::reset();
-    device_ = cuda_module().make_device(0, {});
-  }
-  void TearDown() override {
-    device_.reset();
-    EXPECT_EQ(cuda_double::alive(), "");
-  }
-  std::unique_ptr<Device> device_;
+  DoubleDevice device_;
 };
 
 TEST_P(CudaOperatorTest, EqualsTheReferenceKernel) {

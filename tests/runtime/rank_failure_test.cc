@@ -194,7 +194,7 @@ TEST_F(RankFailureTest, DifferentStartsAreToldBeforeTraining) {
   other_model[1] = other;
   for (const Row& row : {Row{base, other_model, "the model (its hash)"},
                          Row{base, with({"--lr", "0.5"}), "--lr is '0.001' on rank 0 and '0.5'"},
-                         Row{base, with({"--zero", "1"}), "--zero is not given on rank 0"}}) {
+                         Row{base, with({"--zero", "1"}), "--zero is 'unset' on rank 0 and '1'"}}) {
     const std::string port = std::to_string(testing::free_port());
     RankProcesses ranks;
     for (int rank = 0; rank < 2; ++rank) {
