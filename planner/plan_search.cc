@@ -80,13 +80,37 @@ PlanResult PlanSearch::run() {
   return std::move(result_);
 }
 
-void PlanSearch::explore_until_settled() {
-  std::stable_sort(shapes_.begin(), shapes_.end(), [](const Shape& a, const Shape& b) {
-    return a.bound < b.bound;
+// By bound; what is known of a shape goes with it.
+void PlanSearch::sort_shapes() {
+  std::vector<size_t> order(shapes_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [this](size_t a, size_t b) {
+    return shapes_[a].bound < shapes_[b].bound;
   });
-  do {
+  std::vector<Shape> sorted;
+  std::map<size_t, Visit> visits;
+  for (size_t i = 0; i < order.size(); ++i) {
+    sorted.push_back(shapes_[order[i]]);
+    const auto known = visits_.find(order[i]);
+    if (known != visits_.end()) {
+      known->second.candidate.shape = i;
+      visits.emplace(i, std::move(known->second));
+    }
+  }
+  shapes_ = std::move(sorted);
+  visits_ = std::move(visits);
+}
+
+void PlanSearch::explore_until_settled() {
+  sort_shapes();
+  explore();
+  if (add_paced_mixes()) {
+    sort_shapes();
     explore();
-  } while (best_ < 1e300 && !settle_memory(&chosen_));
+  }
+  while (best_ < 1e300 && !settle_memory(&chosen_)) {
+    explore();
+  }
 }
 
 void PlanSearch::add_degrees(int degrees) {

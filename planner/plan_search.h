@@ -89,6 +89,17 @@ class PlanSearch {
   [[noreturn]] void refuse_pins(int num_blocks) const;
   void add_shapes(int degrees, int order, int profile_index, int mix);
   void add_mixes(int degrees, bool sequence_parallel);
+  void add_mix(int degrees,
+               int order,
+               bool sequence_parallel,
+               const std::vector<int64_t>& sizes,
+               const std::vector<int>& kinds);
+  bool mixes_sizes(const Degrees& d) const;
+  std::vector<std::map<int64_t, double>> known_seconds(int degrees,
+                                                       int order,
+                                                       bool sequence_parallel,
+                                                       const std::vector<int>& kinds);
+  bool add_paced_mixes();
   std::optional<int> mixed_profile(int64_t micro_batch,
                                    const Degrees& d,
                                    bool sequence_parallel,
@@ -146,6 +157,7 @@ class PlanSearch {
 
   // The decision.
   struct Visit;
+  void sort_shapes();
   void explore();
   void explore_until_settled();
   double nearest_shortage() const;

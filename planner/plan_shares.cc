@@ -15,6 +15,8 @@ namespace {
 
 // Kinds of data ranks beyond which all have one size: so many sizes to the power of so many kinds.
 constexpr int kMostKinds = 3;
+// Micro-batches of each data rank, for each stage, up to which their sizes follow its pace.
+constexpr int kMostPaced = 2;
 
 bool same_padding(const GraphProfile& a, const GraphProfile& b) {
   return std::equal(a.padding.begin(),
@@ -238,11 +240,16 @@ int PlanSearch::pinned_mix(const Degrees& d, bool sequence_parallel, int like) {
   return static_cast<int>(mixes_.size()) - 1;
 }
 
+// Whether data ranks on several kinds of devices may have sizes of their own.
+bool PlanSearch::mixes_sizes(const Degrees& d) const {
+  const PlanPins& pins = request_.pins;
+  return !uniform_ && d.data > 1 && !pins.micro_batch.has_value() && !pins.exact_reduction &&
+         pins.shares.empty() && pins.schedule != ScheduleKind::k2BW;
+}
+
 void PlanSearch::add_mixes(int degrees, bool sequence_parallel) {
   const Degrees& d = degrees_[static_cast<size_t>(degrees)];
-  const PlanPins& pins = request_.pins;
-  if (uniform_ || d.data == 1 || pins.micro_batch.has_value() || pins.exact_reduction ||
-      !pins.shares.empty() || pins.schedule == ScheduleKind::k2BW) {
+  if (!mixes_sizes(d)) {
     return;
   }
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
@@ -258,22 +265,11 @@ void PlanSearch::add_mixes(int degrees, bool sequence_parallel) {
     }
     std::vector<size_t> choice(static_cast<size_t>(num_kinds), 0);  // index into sizes, by kind
     for (bool more = true; more;) {
-      const size_t largest = *std::max_element(choice.begin(), choice.end());
-      const size_t least = *std::min_element(choice.begin(), choice.end());
-      const int like = least == largest ? -1 : profile_of(sizes[largest], d, sequence_parallel);
-      std::vector<int> mix;
-      for (const int kind : like < 0 ? std::vector<int>{} : kinds) {
-        const std::optional<int> own =
-            mixed_profile(sizes[choice[static_cast<size_t>(kind)]], d, sequence_parallel, like);
-        if (!own) {
-          break;
-        }
-        mix.push_back(*own);
+      std::vector<int64_t> chosen;
+      for (const size_t own : choice) {
+        chosen.push_back(sizes[own]);
       }
-      if (mix.size() == kinds.size()) {
-        mixes_.push_back(std::move(mix));
-        add_shapes(degrees, static_cast<int>(order), like, static_cast<int>(mixes_.size()) - 1);
-      }
+      add_mix(degrees, static_cast<int>(order), sequence_parallel, chosen, kinds);
       size_t digit = 0;
       while (digit < choice.size() && ++choice[digit] == sizes.size()) {
         choice[digit++] = 0;
@@ -281,6 +277,91 @@ void PlanSearch::add_mixes(int degrees, bool sequence_parallel) {
       more = digit < choice.size();
     }
   }
+}
+
+// Points at which data ranks have micro-batches of these sizes, by kind.
+void PlanSearch::add_mix(int degrees,
+                         int order,
+                         bool sequence_parallel,
+                         const std::vector<int64_t>& sizes,
+                         const std::vector<int>& kinds) {
+  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
+  const auto [least, largest] = std::minmax_element(sizes.begin(), sizes.end());
+  const int like = *least == *largest ? -1 : profile_of(*largest, d, sequence_parallel);
+  std::vector<int> mix;
+  for (const int kind : like < 0 ? std::vector<int>{} : kinds) {
+    const std::optional<int> own =
+        mixed_profile(sizes[static_cast<size_t>(kind)], d, sequence_parallel, like);
+    if (!own) {
+      return;
+    }
+    mix.push_back(*own);
+  }
+  if (!mix.empty()) {
+    mixes_.push_back(std::move(mix));
+    add_shapes(degrees, order, like, static_cast<int>(mixes_.size()) - 1);
+  }
+}
+
+// Seconds of a micro-batch on each kind of data rank, by its samples: of all sizes with a profile.
+std::vector<std::map<int64_t, double>> PlanSearch::known_seconds(int degrees,
+                                                                 int order,
+                                                                 bool sequence_parallel,
+                                                                 const std::vector<int>& kinds) {
+  std::vector<std::map<int64_t, double>> seconds(
+      static_cast<size_t>(*std::max_element(kinds.begin(), kinds.end())) + 1);
+  for (const auto& [key, index] : profile_index_) {
+    const auto& [micro_batch, tensor, sp] = key;
+    if (tensor != degrees_[static_cast<size_t>(degrees)].tensor || sp != sequence_parallel ||
+        index < 0) {
+      continue;
+    }
+    Shape shape;
+    shape.degrees = degrees;
+    shape.order = order;
+    shape.profile = index;
+    const Candidate candidate = candidate_of(shape);
+    const StepRequest request = step_request(candidate);
+    for (size_t kind = 0; kind < seconds.size(); ++kind) {
+      const auto data_rank =
+          std::find(kinds.begin(), kinds.end(), static_cast<int>(kind)) - kinds.begin();
+      seconds[kind][micro_batch] =
+          bounds_.micro_batch_seconds(request, static_cast<int>(data_rank));
+    }
+  }
+  return seconds;
+}
+
+// The batch in few micro-batches, as many on each data rank, of sizes that take all equally long:
+// where that may beat the best step, since each size is one more profile.
+bool PlanSearch::add_paced_mixes() {
+  const size_t before = shapes_.size();
+  if (best_ >= 1e300 || request_.objective != Objective::kThroughput) {
+    return false;
+  }
+  for (size_t degrees = 0; degrees < degrees_.size(); ++degrees) {
+    const Degrees& d = degrees_[degrees];
+    for (size_t i = 0; mixes_sizes(d) && i < 2 * orders_[degrees].size(); ++i) {
+      const bool sp = i % 2 == 1;
+      const int order = static_cast<int>(i / 2);
+      const std::vector<int> kinds = kinds_of_data_ranks(static_cast<int>(degrees), order);
+      const int num_kinds = *std::max_element(kinds.begin(), kinds.end()) + 1;
+      if (num_kinds == 1 || num_kinds > kMostKinds || !profiles_sequence_parallel(d, sp)) {
+        continue;
+      }
+      const std::vector<std::map<int64_t, double>> seconds =
+          known_seconds(static_cast<int>(degrees), order, sp, kinds);
+      for (int each = d.pipeline; each <= kMostPaced * d.pipeline && seconds[0].size() > 1 &&
+                                  int64_t{each} * d.data <= request_.global_batch;
+           each *= 2) {
+        const PacedSizes paced = paced_sizes(request_.global_batch, each, seconds, kinds);
+        if (each * paced.seconds < best_seconds_) {
+          add_mix(static_cast<int>(degrees), order, sp, paced.sizes, kinds);
+        }
+      }
+    }
+  }
+  return shapes_.size() > before;
 }
 
 }  // namespace trainrt

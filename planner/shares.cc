@@ -5,8 +5,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <numeric>
 
 namespace trainrt {
+
+namespace {
+
+// Along straight lines through the points, the outer ones beyond them.
+double seconds_at(const std::map<int64_t, double>& points, int64_t size) {
+  auto right = points.lower_bound(size);
+  right = right == points.begin() ? std::next(right) : right;
+  right = right == points.end() ? std::prev(right) : right;
+  const auto left = std::prev(right);
+  const double slope =
+      (right->second - left->second) / static_cast<double>(right->first - left->first);
+  return left->second + slope * static_cast<double>(size - left->first);
+}
+
+}  // namespace
 
 std::vector<int> spread_micro_batches(int total,
                                       const std::vector<double>& seconds,
@@ -110,6 +127,50 @@ std::vector<int64_t> samples_of(int64_t samples,
     spare -= less;
   }
   return spare == 0 ? result : std::vector<int64_t>{};
+}
+
+PacedSizes paced_sizes(int64_t samples,
+                       int each,
+                       const std::vector<std::map<int64_t, double>>& seconds,
+                       const std::vector<int>& kinds) {
+  const int64_t wanted = (samples + each - 1) / each;  // in one micro-batch of every data rank
+  std::vector<int64_t> ranks(seconds.size(), 0);
+  for (const int kind : kinds) {
+    ++ranks[static_cast<size_t>(kind)];
+  }
+  // The largest sizes that take no longer than `limit`, one sample at least.
+  const auto sizes_within = [&](double limit) {
+    std::vector<int64_t> sizes;
+    for (const std::map<int64_t, double>& points : seconds) {
+      int64_t size = 1, beyond = wanted + 1;
+      while (size + 1 < beyond) {
+        const int64_t middle = size + (beyond - size) / 2;
+        (seconds_at(points, middle) <= limit ? size : beyond) = middle;
+      }
+      sizes.push_back(size);
+    }
+    return sizes;
+  };
+  const auto spare = [&](const std::vector<int64_t>& sizes) {
+    return std::inner_product(ranks.begin(), ranks.end(), sizes.begin(), -wanted);
+  };
+  double low = 0, high = 0;
+  for (const std::map<int64_t, double>& points : seconds) {
+    high = std::max(high, seconds_at(points, wanted));
+  }
+  constexpr int kHalvings = 40;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (low + high) / 2;
+    (spare(sizes_within(middle)) >= 0 ? high : low) = middle;
+  }
+  PacedSizes paced = {sizes_within(high)};
+  // Several kinds may have grown by a sample at the last; the first that can do without it do.
+  for (size_t kind = 0; kind < ranks.size(); ++kind) {
+    int64_t& size = paced.sizes[kind];
+    size -= size > 1 && spare(paced.sizes) >= ranks[kind] ? 1 : 0;
+    paced.seconds = std::max(paced.seconds, seconds_at(seconds[kind], size));
+  }
+  return paced;
 }
 
 }  // namespace trainrt

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace trainrt {
@@ -25,5 +26,18 @@ std::vector<int> cover_samples(int64_t samples,
 std::vector<int64_t> samples_of(int64_t samples,
                                 const std::vector<int>& counts,
                                 const std::vector<int64_t>& sizes);
+
+// Samples of a micro-batch of each kind of data rank, so that `each` of them on every data rank
+// hold `samples` and take all equally long; and how long. `seconds`: of a micro-batch, by kind and
+// by its samples, two sizes at least; in between and beyond them straight lines. `kinds`: by data
+// rank.
+struct PacedSizes {
+  std::vector<int64_t> sizes;
+  double seconds = 0;
+};
+PacedSizes paced_sizes(int64_t samples,
+                       int each,
+                       const std::vector<std::map<int64_t, double>>& seconds,
+                       const std::vector<int>& kinds);
 
 }  // namespace trainrt

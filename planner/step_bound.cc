@@ -20,6 +20,30 @@
 
 namespace trainrt {
 
+namespace {
+
+// Of the slowest device of each of a data rank's stages.
+std::vector<int> stage_types(const StepRequest& request, int data_rank) {
+  const Layout& layout = *request.layout;
+  const Topology& topology = *request.topology;
+  std::vector<int> types;
+  for (int stage = 0; stage < layout.pipeline; ++stage) {
+    const int rank = (stage * layout.data + data_rank) * layout.tensor;
+    int slowest = topology.device(layout.device(rank)).type;
+    for (int i = 1; i < layout.tensor && !request.uniform; ++i) {
+      const int type = topology.device(layout.device(rank + i)).type;
+      const auto rate = [&](int t) {
+        return topology.types[static_cast<size_t>(t)].peak_flops(request.precision);
+      };
+      slowest = rate(type) < rate(slowest) ? type : slowest;
+    }
+    types.push_back(slowest);
+  }
+  return types;
+}
+
+}  // namespace
+
 double least_pipeline_seconds(const ModelSeconds& model,
                               ScheduleKind schedule,
                               int num_stages,
@@ -151,31 +175,27 @@ double StepBounds::seconds_again(const StepRequest& request, int total, int devi
                                                     of_class);
 }
 
+double StepBounds::micro_batch_seconds(const StepRequest& request, int data_rank) {
+  double speed = 0;  // models per second, all stages together
+  for (const int type : stage_types(request, data_rank)) {
+    speed +=
+        1 / seconds(request, request.profile_of(data_rank), type, RecomputeMode::kNone).total();
+  }
+  return 1 / speed;
+}
+
 double StepBounds::least_seconds(const StepRequest& request,
                                  int total,
                                  double fraction,
                                  const std::vector<int>& counts) {
   const Layout& layout = *request.layout;
-  const Topology& topology = *request.topology;
   // Data ranks by the size of their micro-batches and the types of their stages: each group needs
   // one bound.
   std::map<std::pair<int64_t, std::vector<int>>, std::vector<int>> alike;
   const int num_ranks = request.uniform && counts.empty() ? 1 : layout.data;
   for (int data_rank = 0; data_rank < num_ranks; ++data_rank) {
-    std::vector<int> types;
-    for (int stage = 0; stage < layout.pipeline; ++stage) {
-      const int rank = (stage * layout.data + data_rank) * layout.tensor;
-      int slowest = topology.device(layout.device(rank)).type;
-      for (int i = 1; i < layout.tensor && !request.uniform; ++i) {
-        const int type = topology.device(layout.device(rank + i)).type;
-        const auto rate = [&](int t) {
-          return topology.types[static_cast<size_t>(t)].peak_flops(request.precision);
-        };
-        slowest = rate(type) < rate(slowest) ? type : slowest;
-      }
-      types.push_back(slowest);
-    }
-    alike[{layout.micro_batch_size(data_rank), types}].push_back(data_rank);
+    alike[{layout.micro_batch_size(data_rank), stage_types(request, data_rank)}].push_back(
+        data_rank);
   }
   // Per micro-batch, and a whole pipeline's bound where its stages are of one type.
   std::vector<double> pace(static_cast<size_t>(num_ranks), 0);

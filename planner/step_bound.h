@@ -33,6 +33,9 @@ class StepBounds {
                        int total,
                        double fraction,
                        const std::vector<int>& counts);
+  // Of a data rank for one micro-batch where nothing runs again, were all of its stages equally
+  // long.
+  double micro_batch_seconds(const StepRequest& request, int data_rank);
 
  private:
   // Profile, device type, recompute, and where devices differ (d, t, p, order).

@@ -150,7 +150,8 @@ std::string text(const Layout& layout) {
 
 class BruteForce {
  public:
-  explicit BruteForce(const PlanRequest& request) : request_(request) {}
+  // `found`: whose sizes by data rank, in between the powers of two, are tried beside those.
+  BruteForce(const PlanRequest& request, const Layout& found) : request_(request), found_(found) {}
 
   const Layout& layout() const { return best_layout_; }
 
@@ -213,6 +214,7 @@ class BruteForce {
           }
         }
         mixes(d, order, profiles);
+        found_sizes(d, order);
       }
     }
   }
@@ -228,6 +230,24 @@ class BruteForce {
     GraphProfileRequest wanted{&model, &cost, &links, tensor, sequence_parallel, 2};
     wanted.split_for_memory = for_memory_;
     return graph_profile(wanted);
+  }
+
+  void found_sizes(const Degrees& d, const std::vector<int>& order) {
+    if (std::make_tuple(d.data, d.tensor, d.pipeline, order) !=
+        std::tie(found_.data, found_.tensor, found_.pipeline, found_.devices)) {
+      return;
+    }
+    rank_profiles_.clear();
+    for (const int64_t size : found_.micro_batch_sizes) {
+      rank_profiles_.push_back(&every_size_.at(size).profile);
+    }
+    if (!rank_profiles_.empty()) {
+      profile_ = *std::max_element(
+          rank_profiles_.begin(), rank_profiles_.end(), [](const auto* a, const auto* b) {
+            return a->micro_batch < b->micro_batch;
+          });
+      layouts(d, order);
+    }
   }
 
   // Each size for each kind of data rank, where they are of several.
@@ -478,6 +498,7 @@ class BruteForce {
   static constexpr RecomputeMode kModes[] = {
       RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull};
   const PlanRequest& request_;
+  const Layout& found_;
   const ModelProfile* profile_ = nullptr;
   std::vector<const ModelProfile*> rank_profiles_;  // by data rank, where sizes differ
   std::map<int64_t, GraphProfile> every_size_;
@@ -492,9 +513,9 @@ void compare(uint32_t first, int count) {
   int equal = 0;
   for (int i = 0; i < count; ++i) {
     const RandomCase random(first + static_cast<uint32_t>(i));
-    BruteForce brute(random.request());
-    const double best = brute.run();
     const PlanResult result = make_plan(random.request());
+    BruteForce brute(random.request(), result.chosen.layout);
+    const double best = brute.run();
     SCOPED_TRACE(concat("case ",
                         first + static_cast<uint32_t>(i),
                         "\nbest  ",

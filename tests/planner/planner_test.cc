@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <random>
 
 #include "graph/base/error.h"
@@ -222,6 +224,21 @@ TEST(PlannerTest, SharesFollowTheSpeed) {
   }
 }
 
+TEST(PlannerTest, NoGivenSharesAreFasterThanTheFreeSearch) {
+  const Topology topology = parse_cluster(
+      "hosts: [{devices: [{count: 2, type: a100-80gb-sxm}]}, {devices: [{count: 2, type: t4}]}]",
+      "c.yaml");
+  for (const int64_t batch : {24, 100}) {
+    PlanRequest request = request_for(topology, batch, 4, 256);
+    request.precision = "fp16";
+    const double free = make_plan(request).chosen.prediction.seconds;
+    for (const double more : {1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0, 11.0}) {
+      request.pins.shares = {more, more, 1, 1};
+      EXPECT_LE(free, 1.02 * make_plan(request).chosen.prediction.seconds) << batch << ", " << more;
+    }
+  }
+}
+
 // Greedy against all ways to spread a few micro-batches.
 TEST(SharesTest, AreOptimal) {
   std::mt19937 random(5);
@@ -301,6 +318,53 @@ TEST(SharesTest, OfSizesOfTheirOwnAreOptimal) {
       EXPECT_EQ((own[i] + sizes[i] - 1) / sizes[i], counts[i]);
     }
     EXPECT_EQ(sum, samples);
+  }
+}
+
+// Against all sizes.
+TEST(SharesTest, PacedSizesAreOptimal) {
+  std::mt19937 random(8);
+  std::uniform_real_distribution<double> time(0.2, 3);
+  for (int round = 0; round < 300; ++round) {
+    const size_t n = 2 + random() % 2;
+    const int each = 1 + static_cast<int>(random() % 3);
+    std::vector<int> kinds;
+    for (size_t kind = 0; kind < n; ++kind) {
+      kinds.insert(kinds.end(), 1 + random() % 3, static_cast<int>(kind));
+    }
+    const auto samples =
+        each * static_cast<int64_t>(kinds.size()) + static_cast<int64_t>(random() % 20);
+    std::vector<std::map<int64_t, double>> seconds(n);
+    for (auto& points : seconds) {
+      double sum = time(random);
+      for (int64_t size = 1; size <= samples; ++size) {
+        points[size] = sum += time(random);
+      }
+    }
+    double best = 1e300;
+    const std::function<void(size_t, int64_t, double)> all =
+        [&](size_t kind, int64_t held, double longest) {
+          if (kind == n) {
+            best = each * held >= samples ? std::min(best, longest) : best;
+            return;
+          }
+          const int64_t ranks = std::count(kinds.begin(), kinds.end(), static_cast<int>(kind));
+          for (const auto& [size, own] : seconds[kind]) {
+            all(kind + 1, held + ranks * size, std::max(longest, own));
+          }
+        };
+    all(0, 0, 0);
+    const PacedSizes paced = paced_sizes(samples, each, seconds, kinds);
+    int64_t held = 0;
+    double longest = 0;
+    for (const int kind : kinds) {
+      const auto i = static_cast<size_t>(kind);
+      held += each * paced.sizes[i];
+      longest = std::max(longest, seconds[i].at(paced.sizes[i]));
+    }
+    EXPECT_GE(held, samples);
+    EXPECT_DOUBLE_EQ(longest, best);
+    EXPECT_NEAR(paced.seconds, best, 1e-9);
   }
 }
 
