@@ -29,6 +29,9 @@ std::string upgrade_key(const std::string& domain, const std::string& op_type) {
 }  // namespace
 
 OpContext::OpContext(const Graph& graph, const Node& node) : node_(&node) {
+  inputs_.reserve(node.inputs.size());
+  present_.reserve(node.inputs.size());
+  outputs_.reserve(node.outputs.size());
   for (const ValueId id : node.inputs) {
     present_.push_back(id != kNoValue);
     inputs_.push_back(id == kNoValue ? TensorType{} : graph.value(id).type);

@@ -4,8 +4,6 @@
 #include "graph/shard_spec.h"
 
 #include <algorithm>
-#include <cctype>
-#include <sstream>
 
 #include "graph/op_def.h"
 
@@ -17,12 +15,12 @@ namespace {
 using ParsedDim = std::vector<std::string>;
 using ParsedTensor = std::vector<ParsedDim>;
 
-std::vector<std::string> split(std::string_view text, std::string_view separator) {
-  std::vector<std::string> parts;
+std::vector<std::string_view> split(std::string_view text, std::string_view separator) {
+  std::vector<std::string_view> parts;
   size_t begin = 0;
   for (;;) {
     const size_t end = text.find(separator, begin);
-    parts.emplace_back(text.substr(begin, end - begin));
+    parts.push_back(text.substr(begin, end - begin));
     if (end == std::string_view::npos) {
       return parts;
     }
@@ -30,25 +28,22 @@ std::vector<std::string> split(std::string_view text, std::string_view separator
   }
 }
 
-ParsedTensor parse_tensor(const std::string& text) {
+ParsedTensor parse_tensor(std::string_view text) {
   ParsedTensor tensor;
-  std::string spaced;
-  for (const char c : text) {
-    spaced += c == '(' || c == ')' ? std::string(" ") + c + " " : std::string(1, c);
-  }
-  std::istringstream words(spaced);
-  std::string word;
   bool inside = false;
-  while (words >> word) {
-    if (word == "(") {
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end) {
+    end = begin + 1;
+    if (text[begin] == '(') {
       inside = true;
       tensor.emplace_back();
-    } else if (word == ")") {
+    } else if (text[begin] == ')') {
       inside = false;
-    } else if (inside) {
-      tensor.back().push_back(word);
-    } else {
-      tensor.push_back({word});
+    } else if (text[begin] != ' ') {
+      end = std::min(text.find_first_of(" ()", begin), text.size());
+      if (!inside) {
+        tensor.emplace_back();
+      }
+      tensor.back().emplace_back(text.substr(begin, end - begin));
     }
   }
   return tensor;
@@ -110,12 +105,12 @@ int ShardingRule::find(std::string_view name) const {
 }
 
 Factors::Factors(const OpContext& op, std::string_view equation) {
-  const std::vector<std::string> sides = split(equation, "->");
+  const std::vector<std::string_view> sides = split(equation, "->");
   TRAINRT_CHECK(sides.size() == 2, "equation '", equation, "' needs one ->");
   std::vector<ParsedTensor> tensors;
   std::vector<Shape> shapes;
-  const std::vector<std::string> input_texts = split(sides[0], ",");
-  const std::vector<std::string> output_texts = split(sides[1], ",");
+  const std::vector<std::string_view> input_texts = split(sides[0], ",");
+  const std::vector<std::string_view> output_texts = split(sides[1], ",");
   for (size_t i = 0; i < input_texts.size(); ++i) {
     tensors.push_back(parse_tensor(input_texts[i]));
     const bool present = op.has_input(static_cast<int>(i));

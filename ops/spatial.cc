@@ -166,7 +166,7 @@ Attributes explicit_window(UpgradeContext& u, const Shape& spatial, const Shape&
 std::string dim_names(const std::string& prefix, int ndim) {
   std::string names;
   for (int d = 0; d < ndim; ++d) {
-    names += concat(d == 0 ? "" : " ", prefix, d);
+    names += (d == 0 ? "" : " ") + prefix + std::to_string(d);
   }
   return names;
 }
