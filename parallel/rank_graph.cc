@@ -218,6 +218,9 @@ class RankGraphBuilder {
                    int recv_stage,
                    NodeId reader) {
     const int64_t tag = next_tag_++;
+    if (source != rank_ && target != rank_) {
+      return kNoValue;
+    }
     const Value& moved = whole_.value(value);
     const std::string name = concat(moved.name, "/", tag);
     const Attributes common = {{"group", std::string("pipeline")}, {"tag", tag}};

@@ -59,6 +59,10 @@ class Bucketing {
   }
 
   void form(const std::string& group, int64_t limit) {
+    of_group_.assign(static_cast<size_t>(graph_.num_nodes()), false);
+    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
+      of_group_[static_cast<size_t>(id)] = is_collective_of(id, group);
+    }
     for (const Phase& phase : phases_) {
       fill(phase, group, limit);
     }
@@ -198,7 +202,7 @@ class Bucketing {
       }
       const auto [at, is_new] = open.try_emplace(kind_of(node), buckets_.size());
       const bool fits = !is_new && buckets_[at->second].bytes + bytes_of(node) <= limit &&
-                        !wait_for_each_other(buckets_[at->second], id, group);
+                        !wait_for_each_other(buckets_[at->second], id);
       if (!fits) {
         at->second = buckets_.size();
         buckets_.emplace_back();
@@ -213,54 +217,66 @@ class Bucketing {
 
   // Would a bucket with `id` wait for itself? Or for a collective of the group before `id`, which
   // is to keep its place? The buckets formed so far count as joined.
-  bool wait_for_each_other(const Bucket& bucket, NodeId id, const std::string& group) const {
+  bool wait_for_each_other(const Bucket& bucket, NodeId id) {
     if (!bucket.waits && !waits_in_phase(id)) {
       return false;
     }
     const auto is_member = [&](NodeId other) { return bucket_of(other) == &bucket; };
     return reaches({id}, is_member) || reaches(bucket.members, [&](NodeId other) {
-             return other == id || (!is_member(other) && is_collective_of(other, group) &&
+             return other == id || (!is_member(other) && of_group_[static_cast<size_t>(other)] &&
                                     position(other) < positions_[static_cast<size_t>(id)]);
            });
   }
 
-  bool reaches(std::vector<NodeId> open, const std::function<bool(NodeId)>& wanted) const {
+  template <typename Wanted>
+  bool reaches(std::vector<NodeId> open, const Wanted& wanted) {
     const int phase = phase_of(open[0]);
-    std::vector<bool> seen(bucket_of_.size(), false);
+    seen_.assign(bucket_of_.size(), false);
     const auto visit = [&](NodeId id) {
-      if (!seen[static_cast<size_t>(id)] && phase_of(id) == phase) {
-        seen[static_cast<size_t>(id)] = true;
+      if (!seen_[static_cast<size_t>(id)] && phase_of(id) == phase) {
+        seen_[static_cast<size_t>(id)] = true;
         open.push_back(id);
       }
+    };
+    const auto look = [&](NodeId next) {
+      if (phase_of(next) == phase && wanted(next)) {
+        return true;
+      }
+      visit(next);
+      if (const Bucket* joined = bucket_of(next)) {
+        for (const NodeId member : joined->members) {
+          visit(member);
+        }
+      }
+      return false;
     };
     while (!open.empty()) {
       const NodeId id = open.back();
       open.pop_back();
-      for (const NodeId next : followers(id)) {
-        if (phase_of(next) == phase && wanted(next)) {
-          return true;
-        }
-        visit(next);
-        if (const Bucket* joined = bucket_of(next)) {
-          for (const NodeId member : joined->members) {
-            visit(member);
-          }
-        }
+      if (any_follower(id, look)) {
+        return true;
       }
     }
     return false;
   }
 
-  // Nodes that come after `id`: one once for each value of `id` that it reads.
-  std::vector<NodeId> followers(NodeId id) const {
-    std::vector<NodeId> found = after_[static_cast<size_t>(id)];
+  // Whether `fn` says so of a node that comes after `id`: it is asked of one once for each value of
+  // `id` that it reads, until it does.
+  template <typename Fn>
+  bool any_follower(NodeId id, const Fn& fn) const {
+    const std::vector<NodeId>& after = after_[static_cast<size_t>(id)];
+    if (std::any_of(after.begin(), after.end(), fn)) {
+      return true;
+    }
     for (const ValueId output : graph_.node(id).outputs) {
       if (output != kNoValue) {
         const std::vector<NodeId>& readers = consumers_[static_cast<size_t>(output)];
-        found.insert(found.end(), readers.begin(), readers.end());
+        if (std::any_of(readers.begin(), readers.end(), fn)) {
+          return true;
+        }
       }
     }
-    return found;
+    return false;
   }
 
   // ---- merging ---------------------------------------------------------------------------------
@@ -305,7 +321,10 @@ class Bucketing {
     std::vector<int> missing(next.size(), 0);
     for (NodeId id = 0; id < num_nodes; ++id) {
       if (represents(id)) {
-        next[static_cast<size_t>(id)] = followers(id);
+        any_follower(id, [&](NodeId follower) {
+          next[static_cast<size_t>(id)].push_back(follower);
+          return false;
+        });
       } else {
         next[static_cast<size_t>(place(id))].insert(next[static_cast<size_t>(place(id))].end(),
                                                     after_[static_cast<size_t>(id)].begin(),
@@ -354,6 +373,8 @@ class Bucketing {
   std::vector<int> phase_of_, positions_, bucket_of_;  // by node; no bucket: -1
   std::vector<std::vector<NodeId>> after_;             // by node: who keeps behind it, without data
   std::vector<Bucket> buckets_;
+  std::vector<bool> of_group_;  // by node: a collective of the group that buckets are formed for
+  std::vector<bool> seen_;      // of reaches()
 };
 
 }  // namespace
