@@ -41,6 +41,7 @@ class Profiler {
     result.optimizer_bytes = model_.optimizer_bytes;
     ShardingRequest search;
     search.graph = &graph_;
+    search.rules = model_.rules.get();
     search.trained = &model_.trained;
     search.cost = request_.cost;
     search.group = request_.tensor_group;
@@ -108,20 +109,19 @@ class Profiler {
   }
 
   // The node as one tensor rank sees it.
-  OpContext context(const Node& node, int factor) const {
-    if (request_.tensor_parallel == 1 || factor < 0) {
-      return OpContext(graph_, node);
-    }
-    const ShardingRule rule = get_op(node.op_type).sharding(OpContext(graph_, node));
-    return local_context(graph_, node, rule, factor, request_.tensor_parallel);
+  OpContext context(NodeId id, int factor) const {
+    const Node& node = graph_.node(id);
+    return request_.tensor_parallel == 1 || factor < 0
+               ? OpContext(graph_, node)
+               : local_context(
+                     graph_, node, model_.rules->of(graph_, id), factor, request_.tensor_parallel);
   }
 
   // The multiple that the node's dims are padded to under the given plan, or where it pays; 1: as
   // it is. What it takes goes to `found`.
-  std::optional<NodePadding> padding_of(const Node& node,
-                                        const OpContext& op,
-                                        const Cost& plain,
-                                        PaddedNode* found) const {
+  std::optional<NodePadding> padding_of(
+      NodeId id, int factor, const OpContext& op, const Cost& plain, PaddedNode* found) const {
+    const Node& node = graph_.node(id);
     if (plain.matmuls.empty() || request_.cost == nullptr) {
       return std::nullopt;
     }
@@ -134,11 +134,17 @@ class Profiler {
     } else if (request_.choose_padding && !request_.cost->device().is_cpu()) {
       multiples = {8, 64};  // whole loads; whole lines
     }
+    if (multiples.empty()) {
+      return std::nullopt;
+    }
+    const bool is_whole = request_.tensor_parallel == 1 || factor < 0;
+    const ShardingRule own = is_whole ? ShardingRule{} : get_op(node.op_type).sharding(op);
+    const ShardingRule& rule = is_whole ? model_.rules->of(graph_, id) : own;
     const bool given = multiples.size() == 1;
     std::optional<NodePadding> best;
     found->plain_seconds = request_.cost->op_seconds(plain);
     for (const int64_t multiple : multiples) {
-      NodePadding padding = node_padding(op, multiple);
+      NodePadding padding = multiple > 1 ? node_padding(op, rule, multiple) : NodePadding{};
       if (!padding.any) {
         continue;
       }
@@ -160,11 +166,12 @@ class Profiler {
     return node.op_type.find("Attention") != std::string::npos;
   }
 
-  void emit(const Node& node, int factor, PhaseProfile* phase) {
-    const OpContext op = context(node, factor);
+  void emit(NodeId id, int factor, PhaseProfile* phase) {
+    const Node& node = graph_.node(id);
+    const OpContext op = context(id, factor);
     Cost cost = scaled(get_op(node.op_type).cost(op));
     PaddedNode padded;
-    if (const std::optional<NodePadding> padding = padding_of(node, op, cost, &padded)) {
+    if (const std::optional<NodePadding> padding = padding_of(id, factor, op, cost, &padded)) {
       cost.matmuls = padding->products;
       phase->stream(static_cast<double>(padding->copied_bytes) * scale_);
       padded_[node.name] = padded;
@@ -189,10 +196,10 @@ class Profiler {
     std::map<ValueId, Placement> placements = sharding.placements;
     for (const NodeId id : block.backward) {
       const Node& node = graph_.node(id);
-      ShardingRule rule;
       int factor = -1;
       if (request_.tensor_parallel > 1) {
-        factor = inherited_factor(graph_, node, placements, request_.tensor_parallel, &rule);
+        const ShardingRule& rule = model_.rules->of(graph_, id);
+        factor = inherited_factor(graph_, node, placements, request_.tensor_parallel, rule);
         for (size_t o = 0; factor >= 0 && o < node.outputs.size() && o < rule.outputs.size(); ++o) {
           for (size_t d = 0; d < rule.outputs[o].size(); ++d) {
             if (!rule.outputs[o][d].empty() && rule.outputs[o][d][0] == factor) {
@@ -201,7 +208,7 @@ class Profiler {
           }
         }
       }
-      emit(node,
+      emit(id,
            factor,
            model_.awaited[static_cast<size_t>(id)] ? &result->input_grad : &result->weight_grad);
     }
@@ -214,7 +221,7 @@ class Profiler {
     result.name = graph_.node(block.forward.front()).name;
     for (const NodeId id : block.forward) {
       const auto found = sharding.factor.find(id);
-      emit(graph_.node(id), found == sharding.factor.end() ? -1 : found->second, &result.forward);
+      emit(id, found == sharding.factor.end() ? -1 : found->second, &result.forward);
     }
     result.forward.collectives = sharding.forward;
     for (TensorCollective& c : result.forward.collectives) {
@@ -270,9 +277,7 @@ class Profiler {
     for (const NodeId id : block.forward) {
       if (rerun.count(id) != 0) {
         const auto found = sharding.factor.find(id);
-        emit(graph_.node(id),
-             found == sharding.factor.end() ? -1 : found->second,
-             &result->selective);
+        emit(id, found == sharding.factor.end() ? -1 : found->second, &result->selective);
       }
     }
   }

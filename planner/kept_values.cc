@@ -89,8 +89,8 @@ std::map<ValueId, Placement> place(const BlockBytesRequest& request, const Block
         told(input);
       }
     }
-    ShardingRule rule;
-    const int factor = inherited_factor(graph, node, placements, request.tensor_parallel, &rule);
+    const ShardingRule& rule = request.model->rules->of(graph, block.node(i));
+    const int factor = inherited_factor(graph, node, placements, request.tensor_parallel, rule);
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const ValueId output = node.outputs[o];
       if (output == kNoValue || (i < block.forward.size() && told(output)) || factor < 0 ||
@@ -113,22 +113,21 @@ int inherited_factor(const Graph& graph,
                      const Node& node,
                      const std::map<ValueId, Placement>& placements,
                      int tensor_parallel,
-                     ShardingRule* rule) {
-  *rule = get_op(node.op_type).sharding(OpContext(graph, node));
+                     const ShardingRule& rule) {
   int best = -1;
   int64_t most = 0;
-  for (size_t i = 0; i < node.inputs.size() && i < rule->inputs.size(); ++i) {
+  for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
     const auto found = id == kNoValue ? placements.end() : placements.find(id);
     if (found == placements.end() || found->second.kind != Placement::Kind::kShard) {
       continue;
     }
     const auto dim = static_cast<size_t>(found->second.dim);
-    if (dim >= rule->inputs[i].size() || rule->inputs[i][dim].empty()) {
+    if (dim >= rule.inputs[i].size() || rule.inputs[i][dim].empty()) {
       continue;
     }
-    const int factor = rule->inputs[i][dim][0];
-    const Factor& f = rule->factors[static_cast<size_t>(factor)];
+    const int factor = rule.inputs[i][dim][0];
+    const Factor& f = rule.factors[static_cast<size_t>(factor)];
     const bool splits = f.kind != FactorKind::kWhole && f.size % tensor_parallel == 0;
     if (splits && graph.value(id).type.bytes() > most) {
       best = factor;

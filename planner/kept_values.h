@@ -45,6 +45,6 @@ int inherited_factor(const Graph& graph,
                      const Node& node,
                      const std::map<ValueId, Placement>& placements,
                      int tensor_parallel,
-                     ShardingRule* rule);
+                     const ShardingRule& rule);
 
 }  // namespace trainrt

@@ -40,7 +40,8 @@ LayoutFit::LayoutFit(const StepRequest& request,
       together_(micro_batches.together),
       fixed_(!counts.empty()),
       balanced_(balanced),
-      layout_(layout) {
+      layout_(layout),
+      memories_(request) {
   timed_.time_only = true;
   if (fixed_) {
     layout_->num_micro_batches = counts;
@@ -93,11 +94,9 @@ const std::vector<double>& LayoutFit::block_seconds(const Kind& kind,
 // Of the fullest rank, with what runs again chosen anew where that is open.
 int64_t LayoutFit::shortage() {
   settle_recompute();
-  const StageMemories memories(request_);
   int64_t most = std::numeric_limits<int64_t>::min();
   for (int stage = 0; stage < layout_->pipeline; ++stage) {
-    const StageMemory memory = memories.of(stage);
-    most = std::max(most, memory.peak_bytes + memory.reserved_bytes - memory.capacity_bytes);
+    most = std::max(most, memories_.of(stage).missing_bytes());
   }
   return most;
 }
@@ -180,14 +179,13 @@ std::vector<int> LayoutFit::cuts_that_balance(const std::vector<std::vector<doub
 
 // The same such that every stage fits, where a rank has one; empty when there are none.
 std::vector<int> LayoutFit::cuts_that_fit(const std::vector<std::vector<double>>& seconds) {
-  const StageMemories memories(request_);
   return balanced_cuts(seconds, [&](int stage, int first, int end) {
     const auto s = static_cast<size_t>(stage);
     layout_->first_block[s] = first;
     if (s + 1 < seconds.size()) {
       layout_->first_block[s + 1] = end;
     }
-    return memories.of(stage).fits();
+    return memories_.of(stage).fits();
   });
 }
 
@@ -216,46 +214,48 @@ bool LayoutFit::cut_within_memory(const std::vector<std::vector<double>>& second
   return false;
 }
 
-// Takes blocks from the fullest rank, one border at a time.
+// Takes blocks from the fullest rank, one border at a time. A border touches the memory of two
+// ranks alone.
 bool LayoutFit::repair() {
   Layout& layout = *layout_;
-  const StageMemories memories(request_);
-  const auto missing = [&](int stage) {
-    const StageMemory memory = memories.of(stage);
-    return memory.peak_bytes + memory.reserved_bytes - memory.capacity_bytes;
-  };
-  const auto fullest = [&] {
-    int worst = 0;
-    for (int stage = 1; stage < layout.pipeline; ++stage) {
-      worst = missing(stage) > missing(worst) ? stage : worst;
-    }
-    return worst;
-  };
+  std::vector<int64_t> missing(static_cast<size_t>(layout.pipeline));  // by rank, now
   const auto last = static_cast<int>(layout.first_block.size()) - 1;
   for (int round = 0; round < 64; ++round) {
-    const int worst = fullest();
-    const int64_t most = missing(worst);
-    if (most <= 0) {
+    for (int rank = 0; rank < layout.pipeline; ++rank) {
+      missing[static_cast<size_t>(rank)] = memories_.of(rank).missing_bytes();
+    }
+    const auto fullest = std::max_element(missing.begin(), missing.end());
+    const auto worst = static_cast<int>(fullest - missing.begin());
+    if (*fullest <= 0) {
       return true;
     }
     const double part = std::max(
         kRepairable, 2.0 * layout.pipeline / static_cast<double>(request_.profile->num_blocks()));
-    if (static_cast<double>(most) > part * static_cast<double>(memories.of(worst).capacity_bytes)) {
+    if (static_cast<double>(*fullest) >
+        part * static_cast<double>(memories_.of(worst).capacity_bytes)) {
       return false;
     }
     std::vector<int> best;
-    int64_t least = most;
+    int64_t least = *fullest;
     const std::vector<int> present = layout.first_block;
     for (int s = worst; s <= last; s += layout.pipeline) {
       for (const int border : {s, s + 1}) {
         if (border < 1 || border > last) {
           continue;
         }
+        const int before = (border - 1) % layout.pipeline, after = border % layout.pipeline;
+        int64_t others = std::numeric_limits<int64_t>::min();
+        for (int rank = 0; rank < layout.pipeline; ++rank) {
+          if (rank != before && rank != after) {
+            others = std::max(others, missing[static_cast<size_t>(rank)]);
+          }
+        }
         const auto at = static_cast<size_t>(border);
         const int end = border < last ? present[at + 1] : request_.profile->num_blocks();
-        for (int place = present[at - 1] + 1; place < end; ++place) {
+        for (int place = present[at - 1] + 1; place < end && others < least; ++place) {
           layout.first_block[at] = place;
-          const int64_t now = missing(fullest());
+          const int64_t now = std::max(
+              {others, memories_.of(before).missing_bytes(), memories_.of(after).missing_bytes()});
           if (now < least) {
             least = now;
             best = layout.first_block;
@@ -286,8 +286,10 @@ double LayoutFit::seconds(double give_up) {
 // The same, remembered; 1e300 for cuts that do not fit.
 double LayoutFit::cut_seconds(double give_up) {
   ++num_looks_;
-  const auto [found, is_new] =
-      tried_.try_emplace({layout_->first_block, layout_->num_micro_batches});
+  tried_key_ = layout_->first_block;
+  tried_key_.insert(
+      tried_key_.end(), layout_->num_micro_batches.begin(), layout_->num_micro_batches.end());
+  const auto [found, is_new] = tried_.try_emplace(tried_key_);
   Tried& tried = found->second;
   if (is_new && shortage() > 0) {
     tried.seconds = 1e300;
@@ -303,7 +305,6 @@ double LayoutFit::cut_seconds(double give_up) {
 
 bool LayoutFit::try_cuts(const std::vector<std::pair<int, int>>& moves, double* best) {
   std::vector<int>& first = layout_->first_block;
-  const std::vector<int> present = first;
   for (const auto& [border, step] : moves) {
     first[static_cast<size_t>(border)] += step;
   }
@@ -318,7 +319,9 @@ bool LayoutFit::try_cuts(const std::vector<std::pair<int, int>>& moves, double* 
       return true;
     }
   }
-  first = present;
+  for (const auto& [border, step] : moves) {
+    first[static_cast<size_t>(border)] -= step;
+  }
   return false;
 }
 

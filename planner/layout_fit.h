@@ -82,7 +82,7 @@ class LayoutFit {
 
   const std::vector<RecomputeStep>& steps_of(int stage, int block_class);
   void settle_recompute();
-  void settle_stage(const StageMemories& memories, int stage);
+  void settle_stage(int stage);
   bool cut_with_recompute(const std::vector<std::vector<double>>& seconds);
 
   const StepRequest& request_;
@@ -93,6 +93,7 @@ class LayoutFit {
   CutCache* balanced_;
   std::vector<int> pinned_cuts_;
   Layout* layout_;
+  StageMemories memories_;  // of `layout_`, as it is when they are asked
   // What data ranks take equally long for.
   struct Kind {
     int64_t micro_batch = 1;
@@ -109,7 +110,8 @@ class LayoutFit {
     double seconds = 0;
     bool bound = false;  // that sufficed then
   };
-  std::map<std::pair<std::vector<int>, std::vector<int>>, Tried> tried_;  // by cuts and shares
+  std::map<std::vector<int>, Tried> tried_;  // by cuts, then shares
+  std::vector<int> tried_key_;               // of the last look
   int num_replays_ = 0, num_looks_ = 0;
 };
 

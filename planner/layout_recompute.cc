@@ -42,10 +42,9 @@ void LayoutFit::settle_recompute() {
     return;
   }
   layout.block_recompute.clear();
-  const StageMemories memories(request_);
   std::vector<int> lacking;
   for (int stage = 0; stage < layout.pipeline; ++stage) {
-    if (!memories.of(stage).fits()) {
+    if (!memories_.of(stage).fits()) {
       lacking.push_back(stage);
     }
   }
@@ -54,11 +53,11 @@ void LayoutFit::settle_recompute() {
                                   RecomputeMode::kNone);
   }
   for (const int stage : lacking) {
-    settle_stage(memories, stage);
+    settle_stage(stage);
   }
 }
 
-void LayoutFit::settle_stage(const StageMemories& memories, int stage) {
+void LayoutFit::settle_stage(int stage) {
   Layout& layout = *layout_;
   const ModelProfile& profile = *request_.profile;
   struct Group {
@@ -108,7 +107,7 @@ void LayoutFit::settle_stage(const StageMemories& memories, int stage) {
       }
     }
     ++num_looks_;
-    return memories.of(stage).fits();
+    return memories_.of(stage).fits();
   };
   const auto take = [&](size_t count) {
     for (Group& group : groups) {

@@ -3,12 +3,14 @@
 // and given other micro-batch sizes.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "graph/training_graph.h"
 #include "planner/block_finder.h"
+#include "planner/node_rules.h"
 
 namespace trainrt {
 
@@ -19,6 +21,7 @@ struct ModelBlocks {
   std::vector<Block> classes;  // ids in `graph`
   std::vector<bool> trained;   // by value of `graph`: depends on a parameter
   std::vector<bool> awaited;   // by node: the gradient of an earlier block waits for it
+  std::shared_ptr<NodeRules> rules;
   std::vector<std::vector<ValueId>> parameters;  // by class: those it reads, in order
 
   std::vector<int> blocks;                                // class of each block, in order

@@ -50,7 +50,7 @@ struct Choice {
 
 struct NodeInfo {
   NodeId id = kNoNode;
-  ShardingRule rule;
+  const ShardingRule* rule = nullptr;
   std::vector<int> inputs, outputs;            // locals; -1: absent
   std::vector<std::optional<Choice>> choices;  // by factor + 1, made when first asked for
 };
@@ -84,8 +84,8 @@ class Search {
       const Node& node = graph_.node(id);
       NodeInfo info;
       info.id = id;
-      info.rule = get_op(node.op_type).sharding(OpContext(graph_, node));
-      info.choices.resize(info.rule.factors.size() + 1);
+      info.rule = &request.rules->of(graph_, id);
+      info.choices.resize(info.rule->factors.size() + 1);
       for (const ValueId input : node.inputs) {
         info.inputs.push_back(local(input));
       }
@@ -222,18 +222,18 @@ class Search {
       if (dim.empty()) {
         return;
       }
-      const Factor& f = info.rule.factors[static_cast<size_t>(dim[0])];
+      const Factor& f = info.rule->factors[static_cast<size_t>(dim[0])];
       if ((f.kind == FactorKind::kParallel || f.kind == FactorKind::kReduction) &&
           f.size % request_.degree == 0) {
         found.push_back(dim[0]);
       }
     };
-    for (size_t i = 0; i < info.inputs.size() && i < info.rule.inputs.size(); ++i) {
+    for (size_t i = 0; i < info.inputs.size() && i < info.rule->inputs.size(); ++i) {
       if (info.inputs[i] < 0) {
         continue;
       }
       const Local& input = locals_[static_cast<size_t>(info.inputs[i])];
-      const TensorFactors& dims = info.rule.inputs[i];
+      const TensorFactors& dims = info.rule->inputs[i];
       if (input.is_weight && graph_.value(input.id).type.shape.size() >= 2) {
         std::for_each(dims.begin(), dims.end(), offer);
       }
@@ -253,7 +253,7 @@ class Search {
       return *made;
     }
     const Node& node = graph_.node(info->id);
-    const ShardingRule& rule = info->rule;
+    const ShardingRule& rule = *info->rule;
     made.emplace();
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       made->inputs.push_back(static_cast<int8_t>(
@@ -286,7 +286,7 @@ class Search {
       step.before = state.step;
       step.node = n;
       step.factor = factor;
-      for (size_t i = 0; i < info.inputs.size() && i < info.rule.inputs.size(); ++i) {
+      for (size_t i = 0; i < info.inputs.size() && i < info.rule->inputs.size(); ++i) {
         if (info.inputs[i] >= 0) {
           input(info.inputs[i], chosen.inputs[i], factor >= 0, &grown, &step);
         }

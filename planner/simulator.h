@@ -54,7 +54,7 @@ double lower_bound_steady(const ReplayInput& input, int num_micro_batches);
 double lower_bound_1f1b(const ReplayInput& input, int num_micro_batches);
 
 // Holds for every schedule: each rank does its work after the first micro-batch has reached it, and
-// what it hands back last must still travel.
+// what it hands back last must still travel. The schedule's rows are not looked at.
 double lower_bound_any(const Schedule& schedule, const ReplayInput& input);
 
 }  // namespace trainrt

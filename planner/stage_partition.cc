@@ -29,6 +29,7 @@ std::vector<int> fill(
     const std::vector<double>& sums, int stages, double limit, const StageFits& fits, int* stuck) {
   const int blocks = static_cast<int>(sums.size()) - 1;
   std::vector<int> first;
+  first.reserve(static_cast<size_t>(stages));
   int next = 0;
   for (int s = 0; s < stages; ++s) {
     first.push_back(next);
@@ -60,24 +61,42 @@ std::vector<int> cut_unequal(const std::vector<std::vector<double>>& seconds,
   const auto rows = static_cast<size_t>(stages), columns = static_cast<size_t>(blocks) + 1;
   std::vector<std::vector<double>> best(rows, std::vector<double>(columns, kNever));
   std::vector<std::vector<int>> first(rows, std::vector<int>(columns, 0));
+  std::vector<int> better;  // first blocks of a stage, each of which lowers the longest time
   for (int s = 0; s < stages; ++s) {
     const auto row = static_cast<size_t>(s);
     const std::vector<double> sums = prefix_sums(seconds[row]);
+    const double* before = s == 0 ? nullptr : best[row - 1].data();
     for (int b = s + 1; b <= blocks - (stages - 1 - s); ++b) {
-      double& least = best[row][static_cast<size_t>(b)];
+      double least = kNever;
+      better.clear();
       for (int k = s == 0 ? 0 : b - 1; k >= s; --k) {  // the stage grows leftwards
         const double own = sums[static_cast<size_t>(b)] - sums[static_cast<size_t>(k)];
         if (own >= least) {
           break;
         }
-        const double before = s == 0 ? 0 : best[row - 1][static_cast<size_t>(k)];
-        if (std::max(before, own) >= least) {
-          continue;
+        const double longest = s == 0 ? own : std::max(before[k], own);
+        if (longest < least) {
+          least = longest;
+          better.push_back(k);
         }
-        if (fits != nullptr && !fits(s, k, b)) {
-          break;
+      }
+      // What a stage holds grows with it: mostly the last one fits, else [0, low) of them do.
+      size_t low = better.size();
+      if (fits != nullptr && low > 0 && !fits(s, better.back(), b)) {
+        size_t high = low - 1;
+        for (low = 0; low < high;) {
+          const size_t middle = (low + high) / 2;
+          if (fits(s, better[middle], b)) {
+            low = middle + 1;
+          } else {
+            high = middle;
+          }
         }
-        least = std::max(before, own);
+      }
+      if (low > 0) {
+        const int k = better[low - 1];
+        const double own = sums[static_cast<size_t>(b)] - sums[static_cast<size_t>(k)];
+        best[row][static_cast<size_t>(b)] = s == 0 ? own : std::max(before[k], own);
         first[row][static_cast<size_t>(b)] = k;
       }
     }

@@ -184,6 +184,32 @@ double StepBounds::micro_batch_seconds(const StepRequest& request, int data_rank
   return 1 / speed;
 }
 
+// Of all blocks; `once`: without the copies of those that an earlier block has.
+double StepBounds::parameters(const ModelProfile& profile, bool once) {
+  const auto [found, is_new] = parameters_.try_emplace({&profile, once}, 0);
+  for (const int block : is_new ? profile.blocks : std::vector<int>{}) {
+    const BlockClass& own = profile.classes[static_cast<size_t>(block)];
+    found->second += own.parameters - (once ? own.shared_parameters : 0);
+  }
+  return found->second;
+}
+
+// What follows the pipeline, which schedules have in common.
+double StepBounds::seconds_after(const StepRequest& request, double window) {
+  const Layout& layout = *request.layout;
+  const auto key = std::make_tuple(
+      request.profile,
+      std::array<int, 5>{
+          layout.data, layout.tensor, layout.pipeline, layout.device_order, layout.zero_stage},
+      window);
+  const auto known = after_.find(key);
+  if (known != after_.end()) {
+    return known->second;
+  }
+  const double of_stage = parameters(*request.profile, layout.pipeline == 1) / layout.pipeline;
+  return after_.emplace(key, least_seconds_after(request, of_stage, window)).first->second;
+}
+
 double StepBounds::least_seconds(const StepRequest& request,
                                  int total,
                                  double fraction,
@@ -207,13 +233,17 @@ double StepBounds::least_seconds(const StepRequest& request,
     const ModelProfile& profile = request.profile_of(ranks[0]);
     double speed = 0;  // models per second, all stages together
     double longest = 0;
-    for (const int type : types) {
-      speed += 1 / seconds(request, profile, type, layout.recompute).total();
-      // What a reduction may hide behind: no backward is longer.
-      const RecomputeMode most = layout.recompute_as_needed || !layout.block_recompute.empty()
-                                     ? RecomputeMode::kFull
-                                     : layout.recompute;
-      longest = std::max(longest, seconds(request, profile, type, most).backward);
+    // What a reduction may hide behind: no backward is longer.
+    const RecomputeMode most = layout.recompute_as_needed || !layout.block_recompute.empty()
+                                   ? RecomputeMode::kFull
+                                   : layout.recompute;
+    double of_stage = 0;  // models per second
+    for (size_t s = 0; s < types.size(); ++s) {
+      if (s == 0 || types[s] != types[s - 1]) {  // not looked up for each of a hundred stages
+        of_stage = 1 / seconds(request, profile, types[s], layout.recompute).total();
+        longest = std::max(longest, seconds(request, profile, types[s], most).backward);
+      }
+      speed += of_stage;
     }
     const bool same = std::all_of(types.begin(), types.end(), [&](int t) { return t == types[0]; });
     double own = same ? stage_bound(request, profile, types[0]) : 1 / speed;
@@ -259,13 +289,7 @@ double StepBounds::least_seconds(const StepRequest& request,
           least_pipeline_seconds(model, layout.schedule, layout.pipeline, most, pace[0], 0));
     }
   }
-  double parameters = 0;
-  for (const int block : request.profile->blocks) {
-    const BlockClass& own = request.profile->classes[static_cast<size_t>(block)];
-    parameters += own.parameters - (layout.pipeline == 1 ? own.shared_parameters : 0);
-  }
-  return layout.last_micro_batch * pipeline +
-         least_seconds_after(request, parameters / layout.pipeline, window);
+  return layout.last_micro_batch * pipeline + seconds_after(request, window);
 }
 
 }  // namespace trainrt

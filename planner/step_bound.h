@@ -50,9 +50,14 @@ class StepBounds {
                               RecomputeMode mode);
   double seconds_again(const StepRequest& request, int total, int device_type);
   double stage_bound(const StepRequest& request, const ModelProfile& profile, int device_type);
+  double parameters(const ModelProfile& profile, bool once);
+  double seconds_after(const StepRequest& request, double window);
 
   std::map<Key, ModelSeconds> seconds_;
   std::map<std::pair<Key, int>, double> largest_stage_;
+  std::map<std::pair<const ModelProfile*, bool>, double> parameters_;
+  // By profile, place and ZeRO stage, and what a reduction may hide behind.
+  std::map<std::tuple<const ModelProfile*, std::array<int, 5>, double>, double> after_;
 };
 
 // Seconds of `micro_batches` through the pipeline at least, whatever the cuts, when all stages are

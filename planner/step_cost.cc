@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "graph/base/error.h"
 #include "parallel/passes/buckets.h"
@@ -116,18 +115,15 @@ class StepPricer : private StepDevices {
       result.stages = predict_memory(request_);
     }
     std::vector<Pipeline> pipelines;
-    // Data ranks alike are replayed once.
-    std::set<std::pair<std::vector<int>, std::vector<double>>> seen;
+    std::vector<int> seen;  // data ranks: those alike are replayed once
     double bound = 0;
     const bool alike = request_.uniform && layout_.num_micro_batches.size() == 1 &&
                        layout_.micro_batch_sizes.empty();
     for (int data_rank = 0; data_rank < (alike ? 1 : layout_.data); ++data_rank) {
-      std::vector<int> key = {layout_.micro_batches(data_rank),
-                              static_cast<int>(layout_.micro_batch_size(data_rank))};
-      for (int stage = 0; stage < layout_.pipeline; ++stage) {
-        key.push_back(slowest_type(stage, data_rank));
-      }
-      if (key[0] != 0 && seen.emplace(std::move(key), layout_.scales_of(data_rank)).second) {
+      const auto is_alike = [&](int other) { return are_alike(data_rank, other); };
+      if (layout_.micro_batches(data_rank) != 0 &&
+          std::none_of(seen.begin(), seen.end(), is_alike)) {
+        seen.push_back(data_rank);
         pipelines.push_back(prepare(data_rank));
         bound = std::max(bound, pipelines.back().bound);
       }
@@ -155,6 +151,22 @@ class StepPricer : private StepDevices {
   }
 
  private:
+  bool are_alike(int a, int b) {
+    if (layout_.micro_batches(a) != layout_.micro_batches(b) ||
+        layout_.micro_batch_size(a) != layout_.micro_batch_size(b) ||
+        (!layout_.micro_batch_scales.empty() &&
+         layout_.micro_batch_scales[static_cast<size_t>(a)] !=
+             layout_.micro_batch_scales[static_cast<size_t>(b)])) {
+      return false;
+    }
+    for (int stage = 0; stage < layout_.pipeline; ++stage) {
+      if (slowest_type(stage, a) != slowest_type(stage, b)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // One data rank's.
   struct Pipeline {
     int num_micro_batches = 0;
@@ -351,6 +363,8 @@ class StepPricer : private StepDevices {
     const int m = layout_.micro_batches(data_rank);
     result.num_micro_batches = m;
     ReplayInput& input = result.input;
+    input.stages.reserve(layout_.first_block.size());
+    input.transfer.reserve(layout_.first_block.size());
     for (size_t s = 0; s < layout_.first_block.size(); ++s) {
       const VirtualStage stage = price_stage(s, data_rank);
       input.stages.push_back(stage.times);
@@ -375,7 +389,7 @@ class StepPricer : private StepDevices {
       result.bound = lower_bound_steady(input, m);
       return result;
     }
-    result.bound = single ? lower_bound_1f1b(input, m) : lower_bound_any(schedule_of(m), input);
+    result.bound = single ? lower_bound_1f1b(input, m) : lower_bound_any(outline_of(m), input);
     return result;
   }
 
@@ -412,6 +426,18 @@ class StepPricer : private StepDevices {
       breakdown->bubble = replay.seconds - busy - transfer;
     }
     return replay.seconds;
+  }
+
+  // The schedule without its rows, which a bound does not need.
+  Schedule outline_of(int m) {
+    return layout_.schedule == ScheduleKind::k2BW  // has too few micro-batches perhaps
+               ? schedule_of(m)
+               : Schedule{layout_.schedule,
+                          layout_.pipeline,
+                          layout_.virtual_stages,
+                          m,
+                          layout_.schedule == ScheduleKind::kZeroBubbleH1,
+                          {}};
   }
 
   const Schedule& schedule_of(int m) {

@@ -81,11 +81,14 @@ const GroupLinks& StepDevices::data_links(int stage) {
 }
 
 const GroupLinks& StepDevices::transfer_links(int stage, int data_rank) {
+  std::unique_ptr<GroupLinks>& known = links_->transfer[place(stage, data_rank)];
+  if (known != nullptr) {
+    return *known;
+  }
   const int sender = layout_.device(rank_of(stage, data_rank, 0));
   const int receiver = layout_.device(rank_of((stage + 1) % layout_.pipeline, data_rank, 0));
-  return find(&links_->transfer[place(stage, data_rank)],
-              {sender, receiver},
-              static_cast<int>(topology_.host_of(sender).devices.size()));
+  return find(
+      &known, {sender, receiver}, static_cast<int>(topology_.host_of(sender).devices.size()));
 }
 
 const GroupLinks& StepDevices::tied_links() {

@@ -56,6 +56,23 @@ int num_slots(const Layout& layout, int virtual_stage, int m) {
   return most;
 }
 
+// A pipeline rank's blocks.
+struct StageRuns {
+  struct Run {  // under one kind of recompute
+    const BlockSums* sums = nullptr;
+    int first = 0, end = 0;
+    double kept = 0;  // of one micro-batch
+  };
+  struct Stage {  // a virtual one's
+    int first = 0, end = 0;
+    size_t first_run = 0, end_run = 0;
+    double kept = 0;  // of one micro-batch
+    int slots = 0;
+  };
+  std::vector<Stage> stages;
+  std::vector<Run> runs;
+};
+
 namespace {
 
 // What a stage holds at its peak as parallel/memory_plan lays it out. Blocks' activations go one
@@ -70,25 +87,29 @@ struct Overlay {
 // Of one pipeline rank's blocks.
 class StageBytes {
  public:
+  // `memory`: room to work in, which the search would else allocate a million times.
   StageBytes(const StepRequest& request,
              const ModelProfile& profile,
              const std::array<const BlockSums*, 3>& sums,
              const std::vector<int>& slots,
              int num_micro_batches,
-             int stage)
+             int stage,
+             StageRuns* memory)
       : profile_(profile),
         layout_(*request.layout),
         engine_(*request.engine),
         slots_(slots),
         num_micro_batches_(num_micro_batches),
-        stage_(stage) {
+        stage_(stage),
+        stages_(memory->stages),
+        runs_(memory->runs) {
+    stages_.clear();
+    runs_.clear();
     const auto num_stages = layout_.first_block.size();
     const bool copies = layout_.pipeline == 1;  // of parameters that the rank holds anyway
-    stages_.reserve(static_cast<size_t>(layout_.virtual_stages));
-    runs_.reserve(static_cast<size_t>(layout_.virtual_stages));
     for (auto s = static_cast<size_t>(stage); s < num_stages;
          s += static_cast<size_t>(layout_.pipeline)) {
-      Stage own;
+      StageRuns::Stage own;
       own.first = layout_.first_block[s];
       own.end = s + 1 < num_stages ? layout_.first_block[s + 1] : profile_.num_blocks();
       own.first_run = runs_.size();
@@ -96,7 +117,7 @@ class StageBytes {
         end = layout_.end_of_recompute(b, own.end);
         const RecomputeMode mode = layout_.recompute_of(b);
         strongest_ = std::max(strongest_, mode);
-        Run run{sums[static_cast<size_t>(mode)], b, end, 0};
+        StageRuns::Run run{sums[static_cast<size_t>(mode)], b, end, 0};
         run.kept = kept(run, end);
         own.kept += run.kept;
         runs_.push_back(run);
@@ -157,21 +178,9 @@ class StageBytes {
   }
 
  private:
-  struct Run {  // blocks under one kind of recompute
-    const BlockSums* sums = nullptr;
-    int first = 0, end = 0;
-    double kept = 0;  // of one micro-batch
-  };
-  struct Stage {  // a virtual one's blocks
-    int first = 0, end = 0;
-    size_t first_run = 0, end_run = 0;
-    double kept = 0;  // of one micro-batch
-    int slots = 0;
-  };
-
   // By the blocks of a run before `end`. The first stage has no input gradients, which weight
   // gradients could be put off behind.
-  double kept(const Run& run, int end) const {
+  double kept(const StageRuns::Run& run, int end) const {
     const bool puts_off =
         layout_.schedule == ScheduleKind::kZeroBubbleH1 && stage_ > 0 && engine_.overlays_memory;
     return run.sums->kept(run.first, end) + (puts_off ? run.sums->put_off(run.first, end) : 0);
@@ -179,16 +188,16 @@ class StageBytes {
 
   Overlay overlay(bool accumulates) const {
     Overlay peak;
-    for (const Stage& stage : stages_) {
+    for (const StageRuns::Stage& stage : stages_) {
       peak.activations += stage.kept * stage.slots;
     }
     double held = peak.activations;  // but for what is used up in a step of one micro-batch
     double parameters = 0;           // of the blocks whose gradients are there
     for (size_t s = stages_.size(); s-- > 0;) {
-      const Stage& stage = stages_[s];
+      const StageRuns::Stage& stage = stages_[s];
       double before = stage.kept;  // by the runs before, of the micro-batch in its backward
       for (size_t i = stage.end_run; i-- > stage.first_run;) {
-        const Run& run = runs_[i];
+        const StageRuns::Run& run = runs_[i];
         before -= run.kept;
         const auto look = [&](int block) {
           Overlay now;
@@ -218,7 +227,7 @@ class StageBytes {
   void add_plain(MemoryBreakdown* bytes) const {
     const double in_flight = stages_in_flight(layout_, stage_, num_micro_batches_);
     double kept = 0, again = 0, transient = 0;
-    for (const Run& run : runs_) {
+    for (const StageRuns::Run& run : runs_) {
       kept += run.kept;
       again = std::max(again, run.sums->largest_again(run.first, run.end));
       transient = std::max(transient, run.sums->largest_transient(run.first, run.end));
@@ -234,8 +243,8 @@ class StageBytes {
   const std::vector<int>& slots_;
   int num_micro_batches_;
   int stage_;
-  std::vector<Stage> stages_;
-  std::vector<Run> runs_;
+  std::vector<StageRuns::Stage>& stages_;
+  std::vector<StageRuns::Run>& runs_;
   RecomputeMode strongest_ = RecomputeMode::kNone;
   double parameters_ = 0, largest_parameters_ = 0;
 };
@@ -265,7 +274,8 @@ std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
   return stages;
 }
 
-StageMemories::StageMemories(const StepRequest& request) : request_(request) {
+StageMemories::StageMemories(const StepRequest& request)
+    : request_(request), runs_(std::make_unique<StageRuns>()) {
   const Layout& layout = *request.layout;
   if (layout.micro_batch_sizes.empty()) {
     add_group({});
@@ -330,6 +340,9 @@ void StageMemories::add_group(std::vector<int> data_ranks) {
 }
 
 const std::vector<int>& StageMemories::slots(int num_micro_batches) const {
+  if (known_slots_ != nullptr && slots_of_ == num_micro_batches) {
+    return *known_slots_;
+  }
   const Layout& layout = *request_.layout;
   const std::array<int, 4> key = {
       static_cast<int>(layout.schedule), layout.pipeline, num_micro_batches, layout.virtual_stages};
@@ -339,8 +352,13 @@ const std::vector<int>& StageMemories::slots(int num_micro_batches) const {
       found.push_back(num_slots(layout, s, num_micro_batches));
     }
   }
+  slots_of_ = num_micro_batches;
+  known_slots_ = &found;
   return found;
 }
+
+StageMemories::StageMemories(StageMemories&& other) noexcept = default;
+StageMemories::~StageMemories() = default;
 
 StageMemory StageMemories::of(const Group& group, int stage) const {
   StageMemory memory = group.rooms[static_cast<size_t>(stage)];
@@ -353,7 +371,7 @@ StageMemory StageMemories::of(const Group& group, int stage) const {
       m = std::max(m, counts[static_cast<size_t>(d)]);
     }
   }
-  const StageBytes bytes(request_, *group.profile, group.sums, slots(m), m, stage);
+  const StageBytes bytes(request_, *group.profile, group.sums, slots(m), m, stage, runs_.get());
   memory.breakdown = bytes.breakdown();
   memory.peak_bytes = memory.breakdown.total();
   memory.capacity_bytes =

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "planner/program_memory.h"
@@ -27,10 +28,15 @@ struct RecomputeStep {
 std::vector<RecomputeStep> recompute_steps(const BlockClass& block,
                                            const std::array<double, 3>& seconds);
 
-// Memory of single pipeline ranks of request.layout, whose cuts may change between calls.
+struct StageRuns;
+
+// Memory of single pipeline ranks of request.layout, whose cuts may change between calls. For one
+// thread.
 class StageMemories {
  public:
   explicit StageMemories(const StepRequest& request);
+  StageMemories(StageMemories&& other) noexcept;
+  ~StageMemories();
   StageMemory of(int stage) const;
   // No cut fits, whatever the shares: told from what each block adds at least to a rank that holds
   // it. May be false where no cut fits either.
@@ -62,7 +68,10 @@ class StageMemories {
 
   const StepRequest& request_;
   mutable PriceCache own_;
+  mutable int slots_of_ = 0;  // micro-batches, that were last asked for
+  mutable const std::vector<int>* known_slots_ = nullptr;
   std::vector<Group> groups_;
+  std::unique_ptr<StageRuns> runs_;
 };
 
 // Of each pipeline rank, the device that is nearest to its limit.

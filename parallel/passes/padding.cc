@@ -74,12 +74,15 @@ int64_t copy_bytes(const TensorType& type, const Shape& padded) {
 }  // namespace
 
 NodePadding node_padding(const OpContext& op, int64_t multiple) {
+  const OpDef& def = get_op(op.node().op_type);
+  return multiple <= 1 || def.cost(op).matmuls.empty()
+             ? NodePadding{}
+             : node_padding(op, def.sharding(op), multiple);
+}
+
+NodePadding node_padding(const OpContext& op, const ShardingRule& rule, int64_t multiple) {
   NodePadding padding;
   const OpDef& def = get_op(op.node().op_type);
-  if (multiple <= 1 || def.cost(op).matmuls.empty()) {
-    return padding;
-  }
-  const ShardingRule rule = def.sharding(op);
   if (!is_linear_in_all_inputs(op, rule)) {
     return padding;
   }

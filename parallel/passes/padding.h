@@ -30,6 +30,8 @@ struct NodePadding {
 // The innermost dims that can be cut, of each operand and of the result, as multiples of
 // `multiple`. `any` is false for operators that cannot be padded.
 NodePadding node_padding(const OpContext& op, int64_t multiple);
+// Of an operator with products, whose rule is known.
+NodePadding node_padding(const OpContext& op, const ShardingRule& rule, int64_t multiple);
 
 // Pads the nodes named in `multiples` (Plan::padding). A name that the graph does not have belongs
 // to another rank. Returns the graph unchanged when nothing is to be padded.
