@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "graph/op_def.h"
+#include "parallel/made_once.h"
 #include "parallel/passes/batch_norm_ranks.h"
 #include "parallel/passes/buckets.h"
 #include "parallel/passes/delay_weights.h"
@@ -44,10 +45,10 @@ struct Partitioner::Lowered {
 };
 
 struct Partitioner::Cache {
-  std::map<MicroBatchShape, TrainingGraph> whole;  // recomputation is in it
-  std::map<std::tuple<VariantKey, int, int>, Lowered> lowered;
+  MadeOnce<MicroBatchShape, TrainingGraph> whole;  // recomputation is in it
+  MadeOnce<std::tuple<VariantKey, int, int>, Lowered> lowered;
   // Where persistent tensors lie under the largest micro-batch: they lie there under all.
-  std::map<std::string, Placement> placements;
+  MadeOnce<MicroBatchShape, std::map<std::string, Placement>> placements;
 };
 
 namespace {
@@ -266,8 +267,7 @@ Partitioner::Partitioner(ShapedGraphFactory factory, Plan plan, std::vector<Micr
 Partitioner::~Partitioner() = default;
 
 const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
-  auto found = cache_->whole.find(shape);
-  if (found == cache_->whole.end()) {
+  return cache_->whole.at(shape, [&] {
     TrainingGraph graph = factory_(shape, accumulates_);
     if (shape != largest_) {
       graph = rematerialize_like(graph, whole(largest_));
@@ -277,9 +277,8 @@ const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
       graph = delay_weights(std::move(graph));
       graph = runs_on_ ? update_without_norm(std::move(graph)) : std::move(graph);
     }
-    found = cache_->whole.emplace(shape, apply_recompute(std::move(graph), plan_)).first;
-  }
-  return found->second;
+    return apply_recompute(std::move(graph), plan_);
+  });
 }
 
 // One tensor rank's graph of a micro-batch.
@@ -291,11 +290,13 @@ TrainingGraph Partitioner::on_tensor_rank(const MicroBatchShape& shape,
     return graph;
   }
   SpmdOptions options = tensor_axis(plan_, tensor_rank);
-  if (cache_->placements.empty()) {
+  const std::map<std::string, Placement>& placements = cache_->placements.at(largest_, [&] {
     std::map<std::string, TensorPiece> ignored;
-    lower_to_rank(whole(largest_), options, &ignored, &cache_->placements);
-  }
-  for (const auto& [name, placement] : cache_->placements) {
+    std::map<std::string, Placement> found;
+    lower_to_rank(whole(largest_), tensor_axis(plan_, 0), &ignored, &found);
+    return found;
+  });
+  for (const auto& [name, placement] : placements) {
     options.pinned[name] = placement;
   }
   return lower_to_rank(graph, options, pieces);
@@ -306,12 +307,13 @@ const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const Ra
   const bool same_for_all =
       plan_.data_parallel == 1 || (plan_.zero_stage == 0 && !has_state_ && !plan_.exact_reduction);
   const int data_rank = same_for_all ? 0 : at.data_rank;
-  const auto [found, is_new] = cache_->lowered.try_emplace({key, at.tensor_rank, data_rank});
-  Lowered& result = found->second;
-  if (!is_new) {
-    return result;
-  }
-  TrainingGraph graph = on_tensor_rank(key.shape, at.tensor_rank, &result.pieces);
+  return cache_->lowered.at({key, at.tensor_rank, data_rank},
+                            [&] { return lower(key, at.tensor_rank, data_rank); });
+}
+
+Partitioner::Lowered Partitioner::lower(const VariantKey& key, int tensor_rank, int data_rank) {
+  Lowered result;
+  TrainingGraph graph = on_tensor_rank(key.shape, tensor_rank, &result.pieces);
   if (plan_.data_parallel > 1) {
     graph = lower_to_rank(graph, data_axis(plan_, graph.graph, data_rank), &result.pieces);
     graph = plan_.sync_batch_norm
@@ -395,6 +397,9 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
   const std::vector<MicroBatchCut>& cuts = cuts_[static_cast<size_t>(at.data_rank)];
   // A rank without samples is compiled for any size: what it runs does not depend on it.
   const VariantKey any{largest_, synced_samples(0)};
+  if (!cuts.empty()) {
+    whole({cuts[0].num_samples, 0});  // beside another thread that makes the largest
+  }
   has_state_ = has_state_ || has_op(whole(largest_).graph, "RunningAverage");
   const bool lockstep = plan_.data_parallel > 1 && lowered(any, at).lockstep;
   // Cutting over tensor ranks may order the update otherwise at another micro-batch size, but all

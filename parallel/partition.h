@@ -2,6 +2,7 @@
 // out, or refused with kInfeasiblePlan and the reason; nothing is priced.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,7 +23,8 @@ using TrainingGraphFactory = std::function<TrainingGraph(int64_t micro_batch, bo
 using ShapedGraphFactory =
     std::function<TrainingGraph(const MicroBatchShape& shape, bool accumulate)>;
 
-// Keeps what the ranks have in common, so that many ranks cost little more than their classes.
+// Keeps what the ranks have in common, so that many ranks cost little more than their classes. For
+// any thread, if the factory is.
 class Partitioner {
  public:
   // Throws kInvalidArgument for a plan that contradicts itself.
@@ -49,6 +51,7 @@ class Partitioner {
                                int tensor_rank,
                                std::map<std::string, TensorPiece>* pieces);
   const Lowered& lowered(const VariantKey& key, const RankCoordinates& at);
+  Lowered lower(const VariantKey& key, int tensor_rank, int data_rank);
   int64_t synced_samples(size_t i) const;
   ProgramVariant variant(const VariantKey& key,
                          const RankCoordinates& at,
@@ -67,8 +70,9 @@ class Partitioner {
   bool one_size_ = true;
   bool accumulates_ = false;
   bool sums_in_last_ = false;  // over data ranks, within the backward of the last micro-batch
-  bool has_state_ = false;     // running averages, which data ranks gather from each other
-  bool runs_on_ = false;       // steps go over into each other
+  // Of any size's graph: running averages, which data ranks gather from each other; steps go over
+  // into each other.
+  std::atomic<bool> has_state_ = false, runs_on_ = false;
   std::unique_ptr<Cache> cache_;
 };
 

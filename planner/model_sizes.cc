@@ -1,5 +1,7 @@
 #include "planner/model_sizes.h"
 
+#include "planner/parallel_for.h"
+
 namespace trainrt {
 
 SizedModel ModelSizes::build(int64_t micro_batch) const {
@@ -23,9 +25,7 @@ SizedModel ModelSizes::build(int64_t micro_batch) const {
 }
 
 void ModelSizes::prepare() {
-  if (built_.count(2) == 0 && !second_.valid()) {
-    second_ = std::async(std::launch::async, [this] { return build(2); });
-  }
+  parallel_for(2, [this](size_t i, size_t) { at(static_cast<int64_t>(i) + 1); });
 }
 
 std::optional<SizedModel> ModelSizes::derive(const SizedModel& one,
@@ -44,22 +44,14 @@ std::optional<SizedModel> ModelSizes::derive(const SizedModel& one,
 }
 
 const SizedModel& ModelSizes::at(int64_t micro_batch, bool built) {
-  const auto known = built_.find(micro_batch);
-  if (known != built_.end()) {
-    return known->second;
-  }
   if (micro_batch > 2 && !built) {
-    const auto derived = derived_.find(micro_batch);
-    if (derived != derived_.end()) {
-      return derived->second;
-    }
-    std::optional<SizedModel> made = derive(at(1), at(2), micro_batch);
-    if (made.has_value()) {
-      return derived_.emplace(micro_batch, std::move(*made)).first->second;
+    const std::optional<SizedModel>& derived =
+        derived_.at(micro_batch, [this, micro_batch] { return derive(at(1), at(2), micro_batch); });
+    if (derived) {
+      return *derived;
     }
   }
-  SizedModel made = micro_batch == 2 && second_.valid() ? second_.get() : build(micro_batch);
-  return built_.emplace(micro_batch, std::move(made)).first->second;
+  return built_.at(micro_batch, [this, micro_batch] { return build(micro_batch); });
 }
 
 }  // namespace trainrt

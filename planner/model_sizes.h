@@ -3,14 +3,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <future>
-#include <map>
+#include <optional>
 
+#include "parallel/made_once.h"
 #include "planner/short_model.h"
 
 namespace trainrt {
 
-// Where a model's graphs come from, at a size; called from two threads.
+// Where a model's graphs come from, at a size; called from several threads.
 struct ModelSource {
   std::function<TrainingGraph(int64_t micro_batch)> training;
   // Optional: the forward graph, and the training graph of one, or of a part of it; the latter also
@@ -21,12 +21,13 @@ struct ModelSource {
   Train train_as_run = {};
 };
 
+// For any thread.
 class ModelSizes {
  public:
   explicit ModelSizes(ModelSource source, BlockPins pins = {})
       : source_(std::move(source)), pins_(std::move(pins)) {}
 
-  // Begins to build those that at() derives the others from.
+  // Builds those that at() derives the others from.
   void prepare();
   // Sizes above 2 follow from 1 and 2 where they can (at_micro_batch()), unless `built` is
   // demanded. References stay valid.
@@ -40,8 +41,8 @@ class ModelSizes {
 
   ModelSource source_;
   BlockPins pins_;
-  std::map<int64_t, SizedModel> built_, derived_;
-  std::future<SizedModel> second_;  // of size 2, while that of 1 is built
+  MadeOnce<int64_t, SizedModel> built_;
+  MadeOnce<int64_t, std::optional<SizedModel>> derived_;
 };
 
 }  // namespace trainrt

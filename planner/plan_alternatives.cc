@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "planner/parallel_for.h"
 #include "planner/plan_search.h"
 #include "planner/report_parts.h"
 
@@ -27,11 +28,11 @@ void PlanSearch::list_alternatives(const StepPrediction& searched) {
     Candidate candidate;
     if (!result_.feasible || best_of_group_.count(group) != 0 ||
         best_of_group_.size() > kMostAlternatives || fits >= kMostFitsForAlternatives ||
-        proven_too_large(shape, &model_->caches[0])) {
+        proven_too_large(shape, &caches_[0])) {
       continue;
     }
     ++fits;
-    if (fit(shape, &candidate, &model_->caches[0])) {
+    if (fit(shape, &candidate, &caches_[0])) {
       candidate.shape = static_cast<size_t>(&shape - shapes_.data());
       candidate.prediction.bound_only = true;
       cut_shares(&candidate);
@@ -44,12 +45,14 @@ void PlanSearch::list_alternatives(const StepPrediction& searched) {
   std::vector<Candidate> others;
   for (auto& [group, other] : best_of_group_) {
     if (group != chosen) {
-      if (other.prediction.bound_only) {
-        other.prediction = predict_step(step_request(other));
-      }
       others.push_back(std::move(other));
     }
   }
+  parallel_for(others.size(), [&](size_t i, size_t worker) {
+    if (others[i].prediction.bound_only) {
+      others[i].prediction = predict_step(step_request(others[i], &caches_[worker]));
+    }
+  });
   std::stable_sort(others.begin(), others.end(), [](const Candidate& a, const Candidate& b) {
     return a.prediction.seconds < b.prediction.seconds;
   });
@@ -71,14 +74,21 @@ void PlanSearch::list_alternatives(const StepPrediction& searched) {
       result_.alternatives.push_back(std::move(other));
     }
   }
+  std::vector<Candidate*> too_large;
   for (auto& [group, other] : too_large_) {
     if (group != chosen && best_of_group_.count(group) == 0 &&
-        result_.alternatives.size() < 2 * kMostAlternatives) {
-      other.prediction = predict_step(step_request(other));
-      other.prediction.seconds *= result_.programs_factor;
-      write_shares(&other);
-      result_.alternatives.push_back(std::move(other));
+        result_.alternatives.size() + too_large.size() < 2 * kMostAlternatives) {
+      too_large.push_back(&other);
     }
+  }
+  parallel_for(too_large.size(), [&](size_t i, size_t worker) {
+    Candidate& other = *too_large[i];
+    other.prediction = predict_step(step_request(other, &caches_[worker]));
+    other.prediction.seconds *= result_.programs_factor;
+    write_shares(&other);
+  });
+  for (Candidate* other : too_large) {
+    result_.alternatives.push_back(std::move(*other));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "graph/base/error.h"
+#include "planner/parallel_for.h"
 #include "planner/plan_search.h"
 
 namespace trainrt {
@@ -37,6 +38,7 @@ void PlanSearch::keep_nearest(const Candidate& candidate) {
 void PlanSearch::explain_too_large() {
   constexpr int kOfEachKind = 8;
   std::map<Group, int> told;
+  std::vector<size_t> shapes;
   for (size_t i = too_large_shapes_.size(); i-- > 0;) {
     const Shape& shape = shapes_[too_large_shapes_[i]];
     const Degrees& d = degrees_[static_cast<size_t>(shape.degrees)];
@@ -44,9 +46,17 @@ void PlanSearch::explain_too_large() {
     if (result_.feasible && (best_of_group_.count(group) != 0 || ++told[group] > kOfEachKind)) {
       continue;
     }
-    Candidate candidate;
-    fit(shape, &candidate, &model_->caches[0]);
-    keep_nearest(candidate);
+    shapes.push_back(too_large_shapes_[i]);
+  }
+  constexpr size_t kTogether = 64;  // that are held at a time
+  for (size_t first = 0; first < shapes.size(); first += kTogether) {
+    std::vector<Candidate> fitted(std::min(kTogether, shapes.size() - first));
+    parallel_for(fitted.size(), [&](size_t i, size_t worker) {
+      fit(shapes_[shapes[first + i]], &fitted[i], &caches_[worker]);
+    });
+    for (const Candidate& candidate : fitted) {
+      keep_nearest(candidate);
+    }
   }
 }
 
@@ -99,10 +109,9 @@ void PlanSearch::split_for_memory() {
   visits_.clear();
   banned_.clear();
   make_first_profiles();
-  for (size_t i = 0; i < degrees_.size(); ++i) {
-    add_degrees(static_cast<int>(i));
-  }
-  explore_until_settled();
+  add_all_degrees();
+  explore_all();
+  settle();
   if (best_ >= 1e300 && !request_.only_feasible) {
     explain_too_large();
   }

@@ -1,9 +1,9 @@
 // What the search knows of the model at each micro-batch size and tensor degree.
 #include <algorithm>
-#include <future>
 #include <numeric>
 #include <set>
 
+#include "planner/parallel_for.h"
 #include "planner/plan_search.h"
 
 namespace trainrt {
@@ -16,8 +16,8 @@ const ModelProfile& PlanSearch::profile(int index) const {
   return profiles_[static_cast<size_t>(index)]->profile;
 }
 
-// The profiles that every search of these degrees looks at, on two threads: one after the other
-// they would take most of the time before the first candidate.
+// The profiles that every search of these degrees looks at: one after the other they would take
+// most of the time before the first candidate.
 void PlanSearch::make_first_profiles() {
   const Splitting splitting = splits_for_memory_ ? Splitting::kForMemory : Splitting::kForTime;
   std::set<ProfileKey> wanted;
@@ -31,32 +31,12 @@ void PlanSearch::make_first_profiles() {
       }
     }
   }
-  std::erase_if(wanted, [&](const ProfileKey& key) { return model_->profiles.contains(key); });
   const std::vector<ProfileKey> keys(wanted.begin(), wanted.end());
-  for (const ProfileKey& key : keys) {
-    model_at(std::get<0>(key));  // each thread only reads it
-  }
-  std::vector<std::shared_ptr<const GraphProfile>> made(keys.size());
-  const auto every_second = [&](size_t first) {
-    for (size_t i = first; i < keys.size(); i += 2) {
-      made[i] = make_profile(keys[i]);
-    }
-  };
-  std::future<void> odd =
-      std::async(keys.size() > 1 ? std::launch::async : std::launch::deferred, every_second, 1);
-  every_second(0);
-  odd.get();
-  for (size_t i = 0; i < keys.size(); ++i) {
-    model_->profiles.emplace(keys[i], std::move(made[i]));
-  }
+  parallel_for(keys.size(), [&](size_t i, size_t) { profile_at(keys[i]); });
 }
 
 std::shared_ptr<const GraphProfile> PlanSearch::profile_at(const ProfileKey& key) {
-  std::shared_ptr<const GraphProfile>& found = model_->profiles[key];
-  if (found == nullptr) {
-    found = make_profile(key);
-  }
-  return found;
+  return model_->profiles.at(key, [&] { return make_profile(key); });
 }
 
 std::shared_ptr<const GraphProfile> PlanSearch::make_profile(const ProfileKey& key) const {

@@ -10,18 +10,13 @@
 #include "graph/base/error.h"
 #include "parallel/passes/run_on.h"
 #include "planner/layout_fit.h"
+#include "planner/parallel_for.h"
 #include "planner/step_memory.h"
 
 namespace trainrt {
 
 namespace {
 
-constexpr int kMostVirtualStages = 6;
-constexpr int kLongPipeline = 8;
-// Larger micro-batches are tried while each lowers the time of a sample by so much; a data rank's
-// whole share always, where it is small.
-constexpr double kWorthMore = 0.99;
-constexpr int64_t kSmallShare = 64;
 // Other cuts than the balanced ones gain little where a rank has many blocks: a point whose bound
 // at those, or whose step, exceeds the best step by more than this is given up.
 double hopeless(const Candidate& candidate, const ModelProfile& profile) {
@@ -38,13 +33,10 @@ PlanSearch::PlanSearch(const PlanRequest& request, SearchModel* model)
     : request_(request),
       model_(model),
       block_pins_(request.pins.block_pins()),
-      uniform_(request.topology.is_uniform()) {
-  for (SearchCaches& caches : model->caches) {
-    caches.prices.links.clear();  // of another number of hosts
-  }
-}
+      uniform_(request.topology.is_uniform()),
+      caches_(most_workers()) {}
 
-PlanResult PlanSearch::run() {
+PlanResult PlanSearch::run(const Beside& beside) {
   check_pins(request_);
   find_reasons_to_drain();
   if (!request_.pins.micro_batch.has_value() && request_.global_batch >= 2) {
@@ -55,13 +47,22 @@ PlanResult PlanSearch::run() {
   degrees_ = candidate_degrees(request_, num_blocks);
   splits_for_memory_ = request_.split_for_memory && request_.pins.placements.empty();
   make_first_profiles();
-  for (size_t i = 0; i < degrees_.size(); ++i) {
-    add_degrees(static_cast<int>(i));
-  }
+  add_all_degrees();
   if (shapes_.empty()) {
     refuse_pins(num_blocks);
   }
-  explore_until_settled();
+  explore_all();
+  const auto rest = [this] { choose(); };
+  if (beside && best_ < 1e300) {
+    beside(static_cast<int64_t>(shapes_.size()), rest);
+  } else {
+    rest();
+  }
+  return std::move(result_);
+}
+
+void PlanSearch::choose() {
+  settle();
   if (best_ >= 1e300 && !request_.only_feasible) {
     explain_too_large();
     if (request_.programs && !request_.memory_where_tight) {
@@ -77,7 +78,6 @@ PlanResult PlanSearch::run() {
   }
   rank_by_programs();
   decide();
-  return std::move(result_);
 }
 
 // By bound; what is known of a shape goes with it.
@@ -101,154 +101,19 @@ void PlanSearch::sort_shapes() {
   visits_ = std::move(visits);
 }
 
-void PlanSearch::explore_until_settled() {
+void PlanSearch::explore_all() {
   sort_shapes();
   explore();
   if (add_paced_mixes()) {
     sort_shapes();
     explore();
   }
+}
+
+void PlanSearch::settle() {
   while (best_ < 1e300 && !settle_memory(&chosen_)) {
     explore();
   }
-}
-
-void PlanSearch::add_degrees(int degrees) {
-  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
-  orders_.push_back(candidate_device_orders(request_.topology, d, request_.pins));
-  const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
-  for (const bool sp : {false, true}) {
-    if (!profiles_sequence_parallel(d, sp)) {
-      continue;
-    }
-    double of_sample = 1e300;
-    bool saturated = false;
-    for (const int64_t b : candidate_micro_batches(request_, samples)) {
-      if (saturated && (b != samples || samples > kSmallShare)) {
-        continue;
-      }
-      const int index = profile_of(b, d, sp);
-      const size_t first = shapes_.size();
-      for (size_t order = 0; index >= 0 && order < orders_.back().size(); ++order) {
-        add_shapes(degrees, static_cast<int>(order), index, pinned_mix(d, sp, index));
-      }
-      double least = 1e300;
-      for (size_t i = first; i < shapes_.size(); ++i) {
-        least = std::min(least, shapes_[i].bound_seconds);
-      }
-      least /= static_cast<double>((samples + b - 1) / b * b);
-      saturated = b >= kAlwaysTried && least > kWorthMore * of_sample;
-      of_sample = least;
-    }
-    add_mixes(degrees, sp);
-  }
-}
-
-void PlanSearch::add_shapes(int degrees, int order, int profile_index, int mix) {
-  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
-  Shape shape;
-  shape.degrees = degrees;
-  shape.order = order;
-  shape.profile = profile_index;
-  shape.mix = mix;
-  Candidate candidate = candidate_of(shape);
-  Layout& layout = candidate.layout;
-  const StepRequest request = step_request(candidate);
-  const int total =
-      mix < 0 ? least_micro_batches(layout.micro_batch) : static_cast<int>(request_.global_batch);
-  const std::vector<int> counts = least_counts(layout);
-  const double fraction = request_.pins.exact_reduction || mix >= 0
-                              ? 0
-                              : std::max(0.0,
-                                         static_cast<double>(request_.global_batch) /
-                                                 static_cast<double>(layout.micro_batch) -
-                                             total);
-  const double price = hourly_price(layout);
-  for (const auto& [recompute, as_needed] : recomputes(d)) {
-    for (const auto& [v, kind] : schedules(d, profile(profile_index).num_blocks())) {
-      if (const int each = num_micro_batches(layout.micro_batch) / d.data;
-          kind == ScheduleKind::k2BW && each < d.pipeline) {
-        if (!too_few_for_2bw_ ||
-            d.pipeline - each < too_few_for_2bw_->first - too_few_for_2bw_->second) {
-          too_few_for_2bw_ = {d.pipeline, each};
-        }
-        continue;
-      }
-      for (const int zero : zero_stages(d)) {
-        layout.recompute = shape.recompute = recompute;
-        layout.recompute_as_needed = shape.as_needed = as_needed;
-        layout.virtual_stages = shape.virtual_stages = v;
-        layout.schedule = shape.schedule = kind;
-        layout.zero_stage = shape.zero_stage = zero;
-        shape.bound_seconds = bounds_.least_seconds(request, total, fraction, counts);
-        switch (request_.objective) {
-          case Objective::kThroughput:
-            shape.bound = shape.bound_seconds;
-            break;
-          case Objective::kMemory:
-            break;
-          case Objective::kDevices:
-            shape.bound = layout.world_size() + 1e-9 * shape.bound_seconds;
-            break;
-          case Objective::kCost:
-            shape.bound = price * shape.bound_seconds / 3600;
-            break;
-        }
-        shapes_.push_back(shape);
-      }
-    }
-  }
-}
-
-std::vector<std::pair<int, ScheduleKind>> PlanSearch::schedules(const Degrees& d,
-                                                                int blocks) const {
-  const PlanPins& pins = request_.pins;
-  std::vector<std::pair<int, ScheduleKind>> found;
-  const auto offer = [&](int v, ScheduleKind kind) {
-    if (pins.virtual_stages.value_or(v) == v && pins.schedule.value_or(kind) == kind &&
-        d.pipeline * v <= blocks) {
-      found.emplace_back(v, kind);
-    }
-  };
-  offer(1, ScheduleKind::k1F1B);
-  const bool pinned = pins.schedule.has_value();
-  if (d.pipeline > 1 || pinned) {
-    offer(1, ScheduleKind::kZeroBubbleH1);
-    offer(1, ScheduleKind::kGPipe);
-  }
-  if (pinned) {
-    offer(1, ScheduleKind::k2BW);
-    offer(1, ScheduleKind::kInterleaved);
-  }
-  const int most = std::max(kMostVirtualStages, pins.virtual_stages.value_or(1));
-  for (int v = 2; (d.pipeline > 1 || pins.virtual_stages.has_value()) && v <= most; ++v) {
-    offer(v, ScheduleKind::kInterleaved);
-  }
-  return found;
-}
-
-// Blocks run again where the memory demands it, and nowhere else: unless that is what counts, or
-// the ranks of a long pipeline would become as many kinds, whose programs are compiled each.
-std::vector<std::pair<RecomputeMode, bool>> PlanSearch::recomputes(const Degrees& d) const {
-  if (request_.pins.recompute.has_value()) {
-    return {{*request_.pins.recompute, false}};
-  }
-  if (request_.objective == Objective::kMemory || d.pipeline > kLongPipeline) {
-    return {{RecomputeMode::kNone, false},
-            {RecomputeMode::kSelective, false},
-            {RecomputeMode::kFull, false}};
-  }
-  return {{RecomputeMode::kNone, false}, {RecomputeMode::kNone, true}};
-}
-
-// Stage 3 gathers weights for every micro-batch of every stage: offered without a pipeline.
-std::vector<int> PlanSearch::zero_stages(const Degrees& d) const {
-  if (request_.pins.zero_stage.has_value()) {
-    return {*request_.pins.zero_stage};
-  }
-  return d.data == 1       ? std::vector<int>{0}
-         : d.pipeline == 1 ? std::vector<int>{0, 1, 2, 3}
-                           : std::vector<int>{0, 1, 2};
 }
 
 Layout PlanSearch::layout_of(const Shape& shape, bool place) const {
@@ -424,27 +289,36 @@ void PlanSearch::explore() {
   result_.pruned = result_.candidates - num_replayed_;
 }
 
+bool PlanSearch::may_win(const Candidate& candidate) const {
+  return value_of(candidate, candidate.prediction.lower_bound) <
+         hopeless(candidate, profile(candidate.profile)) * best_;
+}
+
 // Replays a fitted candidate, unless it cannot win.
 void PlanSearch::take(Visit* visited) {
   Candidate& candidate = visited->candidate;
   Candidate& best_of_group = best_of_group_[{candidate.layout.tensor, candidate.layout.pipeline}];
   const bool is_new = best_of_group.layout.first_block.empty();
-  const double limit = hopeless(candidate, profile(candidate.profile));
-  if (value_of(candidate, candidate.prediction.lower_bound) >= limit * best_) {
+  if (!may_win(candidate)) {
     if (is_new) {
       best_of_group = candidate;
     }
     return;
   }
   if (!visited->replayed) {
+    if (!visited->replay) {
+      replay_from(candidate.shape);
+    }
     visited->replayed = true;
     ++num_replayed_;
-    candidate.prediction = predict_step(step_request(candidate));
+    candidate.prediction = std::move(*visited->replay);
+    visited->replay.reset();
   }
   if (is_new || best_of_group.prediction.bound_only ||
       candidate.prediction.seconds < best_of_group.prediction.seconds) {
     best_of_group = candidate;
   }
+  const double limit = hopeless(candidate, profile(candidate.profile));
   const double value = value_of(candidate, candidate.prediction.seconds);
   if (value < best_) {
     best_ = value;
@@ -456,36 +330,65 @@ void PlanSearch::take(Visit* visited) {
   }
 }
 
-// The local search on the replayed candidates, best first, while they may still win.
+struct PlanSearch::Improved {
+  Candidate candidate;
+  int64_t cells = 0;  // that replays looked at
+};
+
+// By the local search.
+PlanSearch::Improved PlanSearch::improved(const Candidate& candidate, Caches* caches) const {
+  Improved result{candidate, 0};
+  const Layout& layout = result.candidate.layout;
+  const StepRequest request = step_request(result.candidate, caches);
+  const int64_t per_replay =
+      int64_t{2} * layout.pipeline * layout.virtual_stages *
+      *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
+  const auto budget = std::clamp<int64_t>(kImproveCells / 4 / per_replay, 1, kImproveReplays);
+  // Shares in full micro-batches; then, where some are short, the cuts for those.
+  uncut_shares(&result.candidate);
+  for (bool again = true; again;) {
+    LayoutFit fit = layout_fit(request, &result.candidate, caches);
+    result.cells += fit.improve(static_cast<int>(budget)) * per_replay;
+    again = layout.micro_batch_scales.empty();
+    cut_shares(&result.candidate);
+    again = again && !layout.micro_batch_scales.empty();
+  }
+  result.candidate.prediction = predict_step(request);
+  return result;
+}
+
+// The replayed candidates, best first, while they may still win. Those that follow one are improved
+// beside it, as far as cores are idle; where that was for nothing, they stay as they are.
 void PlanSearch::improve() {
   std::stable_sort(
       replayed_.begin(), replayed_.end(), [this](const Candidate& a, const Candidate& b) {
         return value_of(a, a.prediction.seconds) < value_of(b, b.prediction.seconds);
       });
+  const auto hopes = [this](const Candidate& candidate) {
+    return value_of(candidate, candidate.least_seconds) < best_;
+  };
+  std::map<size_t, Improved> ahead;
   int64_t cells = 0;
-  for (Candidate& candidate : replayed_) {
-    if (cells > kImproveCells) {
-      break;
-    }
-    if (value_of(candidate, candidate.least_seconds) >= best_) {
+  for (size_t next = 0; next < replayed_.size() && cells <= kImproveCells; ++next) {
+    if (!hopes(replayed_[next])) {
       continue;
     }
-    const Layout& layout = candidate.layout;
-    const StepRequest request = step_request(candidate);
-    const int64_t per_replay =
-        int64_t{2} * layout.pipeline * layout.virtual_stages *
-        *std::max_element(layout.num_micro_batches.begin(), layout.num_micro_batches.end());
-    const auto budget = std::clamp<int64_t>(kImproveCells / 4 / per_replay, 1, kImproveReplays);
-    // Shares in full micro-batches; then, where some are short, the cuts for those.
-    uncut_shares(&candidate);
-    for (bool again = true; again;) {
-      LayoutFit fit = layout_fit(request, &candidate, &model_->caches[0]);
-      cells += fit.improve(static_cast<int>(budget)) * per_replay;
-      again = layout.micro_batch_scales.empty();
-      cut_shares(&candidate);
-      again = again && !layout.micro_batch_scales.empty();
+    if (ahead.count(next) == 0) {
+      std::vector<size_t> open;
+      for (size_t i = next; i < replayed_.size() && open.size() < most_workers(); ++i) {
+        if (hopes(replayed_[i])) {
+          open.push_back(i);
+          ahead[i];
+        }
+      }
+      parallel_for(open.size(), [&](size_t i, size_t worker) {
+        ahead.at(open[i]) = improved(replayed_[open[i]], &caches_[worker]);
+      });
     }
-    candidate.prediction = predict_step(request);
+    Improved& found = ahead.at(next);
+    cells += found.cells;
+    Candidate& candidate = replayed_[next];
+    candidate = std::move(found.candidate);
     const double value = value_of(candidate, candidate.prediction.seconds);
     if (value < best_) {
       best_ = value;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "parallel/made_once.h"
 #include "planner/candidates.h"
 #include "planner/layout_fit.h"
 #include "planner/model_sizes.h"
@@ -38,13 +40,13 @@ using ProfileKey = std::tuple<int64_t, int, bool, Splitting>;
 constexpr int64_t kAlwaysTried = 16;
 
 // What searches have in common whose requests differ in batch, memory, pins of the layout or the
-// number of hosts only, and not in what a device or a tensor group is.
+// number of hosts only, and not in what a device or a tensor group is. For any thread, once one
+// search has begun.
 struct SearchModel {
-  explicit SearchModel(ModelSizes sizes) : models(std::move(sizes)) {}
+  SearchModel(ModelSource source, BlockPins pins) : models(std::move(source), std::move(pins)) {}
 
   ModelSizes models;
-  std::map<ProfileKey, std::shared_ptr<const GraphProfile>> profiles;
-  std::array<SearchCaches, 2> caches;  // each thread has its own
+  MadeOnce<ProfileKey, std::shared_ptr<const GraphProfile>> profiles;
   // reason_to_drain() on one data rank, and on several, where the schedule goes on.
   std::optional<std::array<std::string, 2>> drains_because;
 };
@@ -53,7 +55,10 @@ class PlanSearch {
  public:
   // `model`: of request.model; outlives the search.
   PlanSearch(const PlanRequest& request, SearchModel* model);
-  PlanResult run();
+  // What can be done while programs are compiled, once the estimates say that a plan fits: `rest`
+  // settles the plan, and must have been called when it ends.
+  using Beside = std::function<void(int64_t candidates, const std::function<void()>& rest)>;
+  PlanResult run(const Beside& beside = nullptr);
 
  private:
   // A point of the search space, all but cuts and shares.
@@ -85,7 +90,10 @@ class PlanSearch {
   const ModelProfile& profile(int index) const;
 
   // The space.
-  void add_degrees(int degrees);
+  void add_all_degrees();
+  void add_degrees(int degrees, bool sequence_parallel);
+  void take_part(PlanSearch* part);
+  void note_too_few_for_2bw(const std::optional<std::pair<int, int>>& found);
   [[noreturn]] void refuse_pins(int num_blocks) const;
   void add_shapes(int degrees, int order, int profile_index, int mix);
   void add_mixes(int degrees, bool sequence_parallel);
@@ -123,7 +131,7 @@ class PlanSearch {
   using Caches = SearchCaches;
   StepRequest step_request(const Candidate& candidate, Caches* caches) const;
   StepRequest step_request(const Candidate& candidate) {
-    return step_request(candidate, &model_->caches[0]);
+    return step_request(candidate, &caches_[0]);
   }
   int num_logical_shards() const;
   int micro_batches_together(int64_t micro_batch) const;
@@ -156,17 +164,23 @@ class PlanSearch {
   double hourly_price(const Layout& layout) const;
 
   // The decision.
+  void choose();
   struct Visit;
   void sort_shapes();
   void explore();
-  void explore_until_settled();
+  void explore_all();
+  void settle();
   double nearest_shortage() const;
   void doubt_estimates();
   void split_for_memory();
   bool is_known(size_t shape) const;
   Visit visit(size_t shape, Caches* caches) const;
   void visit_from(size_t shape);
+  bool may_win(const Candidate& candidate) const;
+  void replay_from(size_t shape);
   void take(Visit* visited);
+  struct Improved;
+  Improved improved(const Candidate& candidate, Caches* caches) const;
   void improve();
   void decide();
   void explain_too_large();
@@ -180,6 +194,7 @@ class PlanSearch {
   Engine engine_;
   std::map<int, CostModel> cpu_costs_;  // by device type
   StepBounds bounds_;
+  std::vector<Caches> caches_;  // by worker
   std::map<std::tuple<int64_t, int, bool>, int> profile_index_;
   std::vector<std::shared_ptr<const GraphProfile>> profiles_;
   std::vector<Degrees> degrees_;
@@ -204,6 +219,7 @@ class PlanSearch {
     bool redundant = false;  // nothing runs again: another shape's
     bool fits = false;
     bool replayed = false;
+    std::optional<StepPrediction> replay;     // made ahead
     std::array<double, 3> memory_error = {};  // that it is fitted with
     Candidate candidate;
   };

@@ -257,7 +257,7 @@ void PlanSearch::add_mixes(int degrees, bool sequence_parallel) {
   if (sizes.empty()) {  // each would make too many micro-batches
     return;
   }
-  for (size_t order = 0; order < orders_.back().size(); ++order) {
+  for (size_t order = 0; order < orders_[static_cast<size_t>(degrees)].size(); ++order) {
     const std::vector<int> kinds = kinds_of_data_ranks(degrees, static_cast<int>(order));
     const int num_kinds = *std::max_element(kinds.begin(), kinds.end()) + 1;
     if (num_kinds == 1 || num_kinds > kMostKinds) {

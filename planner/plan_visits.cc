@@ -1,13 +1,19 @@
 // What the search finds out about a single shape: whether a layout of it fits and how fast it is at
 // least, by estimates; and what the programs of one that has won take.
 #include <algorithm>
-#include <future>
 
 #include "graph/base/error.h"
+#include "planner/parallel_for.h"
 #include "planner/plan_search.h"
 #include "planner/step_memory.h"
 
 namespace trainrt {
+
+namespace {
+
+constexpr size_t kTogether = 32;  // shapes that are looked at ahead
+
+}  // namespace
 
 bool PlanSearch::fit(const Shape& shape, Candidate* candidate, Caches* caches) const {
   *candidate = candidate_of(shape);
@@ -55,10 +61,9 @@ PlanSearch::Visit PlanSearch::visit(size_t shape, Caches* caches) const {
   return visited;
 }
 
-// What is to be known of `shape`, and of some behind it, which are looked at next: on two threads.
-// Nothing that one finds depends on another.
+// What is to be known of `shape`, and of some behind it, which are looked at next. Nothing that one
+// finds depends on another.
 void PlanSearch::visit_from(size_t shape) {
-  constexpr size_t kTogether = 32, kWorthAThread = 8;
   if (is_known(shape)) {
     return;
   }
@@ -69,18 +74,31 @@ void PlanSearch::visit_from(size_t shape) {
     }
   }
   std::vector<Visit> found(open.size());
-  const auto every_second = [&](size_t first) {
-    for (size_t i = first; i < open.size(); i += 2) {
-      found[i] = visit(open[i], &model_->caches[first]);
-    }
-  };
-  std::future<void> odd = std::async(
-      open.size() >= kWorthAThread ? std::launch::async : std::launch::deferred, every_second, 1);
-  every_second(0);
-  odd.get();
+  parallel_for(open.size(),
+               [&](size_t i, size_t worker) { found[i] = visit(open[i], &caches_[worker]); });
   for (size_t i = 0; i < open.size(); ++i) {
     visits_[open[i]] = std::move(found[i]);
   }
+}
+
+// Replays the candidate of `shape`, and as many behind it as there are idle cores for, if they are
+// visited and may still win as things are.
+void PlanSearch::replay_from(size_t shape) {
+  std::vector<Visit*> open;
+  for (auto at = visits_.find(shape);
+       at != visits_.end() && at->first < shape + kTogether && open.size() < most_workers();
+       ++at) {
+    Visit& visited = at->second;
+    if (at->first == shape ||
+        (shapes_[at->first].bound < best_ && banned_.count(at->first) == 0 && is_known(at->first) &&
+         visited.fits && !visited.redundant && !visited.replayed && !visited.replay &&
+         may_win(visited.candidate))) {
+      open.push_back(&visited);
+    }
+  }
+  parallel_for(open.size(), [&](size_t i, size_t worker) {
+    open[i]->replay = predict_step(step_request(open[i]->candidate, &caches_[worker]));
+  });
 }
 
 PlanSearch::MemoryKind PlanSearch::memory_kind(const Candidate& candidate) {

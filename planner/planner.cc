@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "parallel/micro_batches.h"
 #include "planner/candidates.h"
+#include "planner/parallel_for.h"
 #include "planner/plan_search.h"
 #include "planner/remedies.h"
 #include "planner/what_if.h"
@@ -140,18 +143,30 @@ Engine own_engine(const std::string& precision, double optimizer_bytes_fp32) {
 
 namespace {
 
+PlanResult search_once(const PlanRequest& request,
+                       SearchModel* model,
+                       const PlanSearch::Beside& beside = nullptr) {
+  const auto search = std::make_shared<PlanSearch>(request, model);
+  PlanResult result = search->run(beside);
+  result.remains = search;
+  return result;
+}
+
 // Shares are proportions of the batch's samples. Where the micro-batch size is free they are
 // rounded to samples first, and each size is tried on what that gives: cut into micro-batches of
 // one size first, a batch of few would keep little of the proportions.
-PlanResult search(const PlanRequest& request, SearchModel* model) {
+// `beside`: see PlanSearch::run(); not called where there are several searches.
+PlanResult search(const PlanRequest& request,
+                  SearchModel* model,
+                  const PlanSearch::Beside& beside = nullptr) {
   const PlanPins& pins = request.pins;
   if (pins.shares.empty() || pins.micro_batch.has_value() || pins.exact_reduction) {
-    return PlanSearch(request, model).run();
+    return search_once(request, model, beside);
   }
   check_pins(request);
   const int num_blocks = static_cast<int>(model->models.at(1, false).blocks.blocks.size());
   if (candidate_degrees(request, num_blocks).empty()) {
-    return PlanSearch(request, model).run();  // says why
+    return search_once(request, model);  // says why
   }
   const auto cut = [&](int64_t micro_batch) {
     return make_sized_shares(
@@ -173,7 +188,7 @@ PlanResult search(const PlanRequest& request, SearchModel* model) {
     changed.pins.shares.clear();
     changed.pins.data_shares = cut(b);
     changed.pins.micro_batch = largest(changed.pins.data_shares);
-    PlanResult found = PlanSearch(changed, model).run();
+    PlanResult found = search_once(changed, model);
     candidates += found.candidates;
     pruned += found.pruned;
     lower_bound = std::min(lower_bound, found.lower_bound);
@@ -203,19 +218,52 @@ PlanResult make_plan(const PlanRequest& request) {
       return built;
     };
   }
-  SearchModel model{ModelSizes(std::move(source), request.pins.block_pins())};
-  PlanResult result = search(request, &model);
-  const auto search_again = [&](PlanRequest changed) {
+  const auto model = std::make_shared<SearchModel>(std::move(source), request.pins.block_pins());
+  const auto search_again = [&](PlanRequest changed, bool only_feasible, bool split_for_memory) {
     changed.memory_where_tight = true;
-    changed.only_feasible = !result.feasible;
-    changed.split_for_memory = result.split_for_memory;
-    return search(changed, &model);
+    changed.only_feasible = only_feasible;
+    changed.split_for_memory = split_for_memory;
+    return search(changed, model.get());
   };
+  const std::vector<Change> changes =
+      request.what_if_candidates > 0 ? changes_to_try(request) : std::vector<Change>{};
+  std::vector<ChangedAnswer> answers;
+  const auto answer = [&](size_t i, bool split_for_memory) {
+    try {
+      answers[i].result = search_again(changes[i].request, false, split_for_memory);
+    } catch (const Error& error) {
+      answers[i].error = error;
+    }
+  };
+  PlanResult result = search(request, model.get(), [&](int64_t candidates, const auto& rest) {
+    if (candidates > request.what_if_candidates) {
+      rest();
+      return;
+    }
+    answers.resize(changes.size());
+    parallel_for(1 + changes.size(), [&](size_t i, size_t) {
+      if (i == 0) {
+        rest();
+      } else {
+        answer(i - 1, request.split_for_memory);
+      }
+    });
+  });
   if (!result.feasible) {
-    result.remedies = find_remedies(request, search_again);
+    result.remedies = find_remedies(request, [&](const PlanRequest& changed) {
+      return search_again(changed, true, result.split_for_memory);
+    });
   } else if (result.candidates <= request.what_if_candidates) {
-    result.what_if = what_would_change(request, result, search_again);
+    if (answers.empty() || result.split_for_memory != request.split_for_memory) {
+      answers.assign(changes.size(), {});
+      parallel_for(changes.size(), [&](size_t i, size_t) { answer(i, result.split_for_memory); });
+    }
+    for (size_t i = 0; i < changes.size(); ++i) {
+      result.what_if.push_back(what_came_of(changes[i], answers[i], request, result));
+    }
   }
+  result.remains = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<void>>>(
+      std::move(result.remains), model);
   return result;
 }
 

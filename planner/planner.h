@@ -96,6 +96,8 @@ struct PlanResult {
   std::string drains_because;
   std::vector<std::string> remedies;  // changes that would make it fit
   std::vector<WhatIf> what_if;        // PlanRequest::what_if
+  // What it was found with, for those who would not wait until all of that is freed.
+  std::shared_ptr<const void> remains;
   double gap() const { return lower_bound > 0 ? chosen.prediction.seconds / lower_bound - 1 : 0; }
 };
 

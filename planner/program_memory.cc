@@ -5,13 +5,14 @@
 #include "planner/program_memory.h"
 
 #include <algorithm>
-#include <future>
+#include <iterator>
 #include <map>
-#include <mutex>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "parallel/micro_batches.h"
+#include "planner/parallel_for.h"
 
 namespace trainrt {
 
@@ -27,12 +28,9 @@ struct ProgramMemory::RankClass {
   std::shared_ptr<const RankWork> work;
 };
 
-// Ranks that share little with the others' graphs: the first of tensor groups, or of data groups,
-// and the rest.
-struct ProgramMemory::Half {
-  Half(const TrainingGraphFactory& factory, const Plan& plan) : partitioner(factory, plan) {}
-
-  Partitioner partitioner;
+// Ranks that may be alike: those of other groups never are.
+struct ProgramMemory::Group {
+  std::vector<int> ranks;
   std::vector<std::unique_ptr<RankClass>> classes;
 };
 
@@ -45,27 +43,6 @@ int64_t ProgramMemory::work(const Plan& plan, int num_nodes) {
          (plan.data_parallel > 1 ? 2 : 1) * num_nodes;
 }
 
-namespace {
-
-// Both threads begin with the same graphs, which are made once.
-TrainingGraphFactory made_once(const TrainingGraphFactory& factory) {
-  struct Graphs {
-    std::mutex mutex;
-    std::map<std::pair<int64_t, bool>, TrainingGraph> made;
-  };
-  return [factory, graphs = std::make_shared<Graphs>()](int64_t micro_batch, bool accumulate) {
-    const std::lock_guard<std::mutex> lock(graphs->mutex);
-    const auto key = std::make_pair(micro_batch, accumulate);
-    auto found = graphs->made.find(key);
-    if (found == graphs->made.end()) {
-      found = graphs->made.emplace(key, factory(micro_batch, accumulate)).first;
-    }
-    return found->second;
-  };
-}
-
-}  // namespace
-
 ProgramMemory::ProgramMemory(const TrainingGraphFactory& factory,
                              const Plan& plan,
                              std::function<DeviceSpec(int rank)> device,
@@ -74,11 +51,8 @@ ProgramMemory::ProgramMemory(const TrainingGraphFactory& factory,
     : plan_(plan),
       device_(std::move(device)),
       cost_(std::move(cost)),
-      prepare_(std::move(prepare)) {
-  const TrainingGraphFactory shared = made_once(factory);
-  for (std::unique_ptr<Half>& half : halves_) {
-    half = std::make_unique<Half>(shared, plan);
-  }
+      prepare_(std::move(prepare)),
+      partitioner_(factory, plan) {
   std::map<std::vector<int64_t>, int> classes;
   for (int d = 0; d < plan.data_parallel; ++d) {
     std::vector<int64_t> samples;
@@ -91,11 +65,6 @@ ProgramMemory::ProgramMemory(const TrainingGraphFactory& factory,
 }
 
 ProgramMemory::~ProgramMemory() = default;
-
-ProgramMemory::Half& ProgramMemory::half_of(int rank) {
-  const RankCoordinates at = rank_coordinates(plan_, rank);
-  return *halves_[(plan_.tensor_parallel > 1 ? at.tensor_rank : at.data_rank) == 0 ? 0 : 1];
-}
 
 bool ProgramMemory::is_alike(const RankClass& known, int rank) const {
   const Plan& plan = plan_;
@@ -121,20 +90,13 @@ bool ProgramMemory::is_alike(const RankClass& known, int rank) const {
   });
 }
 
-const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
-  Half& half = half_of(rank);
-  const auto found = std::find_if(half.classes.begin(), half.classes.end(), [&](const auto& known) {
-    return is_alike(*known, rank);
-  });
-  if (found != half.classes.end()) {
-    return **found;
-  }
+std::unique_ptr<ProgramMemory::RankClass> ProgramMemory::make_class(int rank) {
   auto made = std::make_unique<RankClass>();
   made->rank = rank;
   made->at = rank_coordinates(plan_, rank);
   made->device = device_(rank);
   made->share_class = share_class_[static_cast<size_t>(made->at.data_rank)];
-  Program program = half.partitioner.program(rank, made->device);
+  Program program = partitioner_.program(rank, made->device);
   if (prepare_) {
     prepare_(&program);
   }
@@ -157,35 +119,56 @@ const ProgramMemory::RankClass& ProgramMemory::class_of(int rank) {
   made->cost = cost_ ? cost_(rank) : nullptr;
   made->work = made->cost != nullptr ? rank_work(program, made->parts.plan, *made->cost) : nullptr;
   made->parts.plan.variants.clear();
-  half.classes.push_back(std::move(made));
-  return *half.classes.back();
+  return made;
 }
 
 void ProgramMemory::compile() {
-  const auto compile_half = [this](const Half* half) {
-    for (int rank = 0; rank < plan_.world_size(); ++rank) {
-      if (&half_of(rank) == half) {
-        class_of(rank);
-      }
+  if (!class_of_.empty()) {
+    return;
+  }
+  std::vector<Group> groups;
+  std::map<std::tuple<int, bool, int>, size_t> known;
+  for (int rank = 0; rank < plan_.world_size(); ++rank) {
+    const RankCoordinates at = rank_coordinates(plan_, rank);
+    const auto [group, is_new] = known.try_emplace(
+        {at.stage, at.tensor_rank == 0, share_class_[static_cast<size_t>(at.data_rank)]},
+        groups.size());
+    if (is_new) {
+      groups.emplace_back();
     }
-  };
-  std::future<void> others = std::async(std::launch::async, compile_half, halves_[1].get());
-  compile_half(halves_[0].get());
-  others.get();
+    groups[group->second].ranks.push_back(rank);
+  }
+  std::vector<const RankClass*> class_of(static_cast<size_t>(plan_.world_size()), nullptr);
+  parallel_for(groups.size(), [&](size_t i, size_t) {
+    std::vector<std::unique_ptr<RankClass>>& classes = groups[i].classes;
+    for (const int rank : groups[i].ranks) {
+      auto own = std::find_if(classes.begin(), classes.end(), [&](const auto& known_class) {
+        return is_alike(*known_class, rank);
+      });
+      if (own == classes.end()) {
+        own = classes.insert(own, make_class(rank));
+      }
+      class_of[static_cast<size_t>(rank)] = own->get();
+    }
+  });
+  for (Group& group : groups) {
+    std::move(group.classes.begin(), group.classes.end(), std::back_inserter(classes_));
+  }
+  class_of_ = std::move(class_of);
 }
 
 std::vector<RankMemory> ProgramMemory::all() {
   compile();
   std::vector<RankMemory> memories;
-  for (int rank = 0; rank < plan_.world_size(); ++rank) {
-    const RankClass& own = class_of(rank);
-    memories.push_back({own.parts.plan.arena_bytes, own.parts.plan.breakdown, own.work});
+  for (const RankClass* own : class_of_) {
+    memories.push_back({own->parts.plan.arena_bytes, own->parts.plan.breakdown, own->work});
   }
   return memories;
 }
 
 const RankParts& ProgramMemory::parts(int rank) {
-  return class_of(rank).parts;
+  compile();
+  return class_of_[static_cast<size_t>(rank)]->parts;
 }
 
 }  // namespace trainrt

@@ -2,7 +2,6 @@
 // program's memory plan, which are what `run` executes. To the byte, for an equal DeviceSpec.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -35,7 +34,7 @@ class ProgramMemory {
 
   // `device`: the spec of each rank's device. `cost`: by what each rank's work is priced; it
   // answers null, or is null, where that is not wanted. `prepare`: changes a program before its
-  // memory is planned. Both are called from two threads.
+  // memory is planned. All are called from several threads.
   ProgramMemory(const TrainingGraphFactory& factory,
                 const Plan& plan,
                 std::function<DeviceSpec(int rank)> device,
@@ -43,17 +42,16 @@ class ProgramMemory {
                 std::function<void(Program*)> prepare = nullptr);
   ~ProgramMemory();
 
-  // Compiles for all ranks, on two threads. Equal ranks form classes, of which one is compiled.
+  // Compiles for all ranks. Equal ranks form classes, of which one is compiled.
   void compile();
   std::vector<RankMemory> all();  // by rank; compiles
-  // Of a rank for which there is a program; the reference is the same for equal ranks.
+  // The reference is the same for equal ranks.
   const RankParts& parts(int rank);
 
  private:
   struct RankClass;
-  struct Half;
-  Half& half_of(int rank);
-  const RankClass& class_of(int rank);
+  struct Group;
+  std::unique_ptr<RankClass> make_class(int rank);
   bool is_alike(const RankClass& known, int rank) const;
 
   const Plan plan_;
@@ -61,7 +59,9 @@ class ProgramMemory {
   std::function<const CostModel*(int rank)> cost_;
   std::function<void(Program*)> prepare_;
   std::vector<int> share_class_;  // by data rank: those of one class have equal micro-batches
-  std::array<std::unique_ptr<Half>, 2> halves_;
+  Partitioner partitioner_;
+  std::vector<std::unique_ptr<RankClass>> classes_;
+  std::vector<const RankClass*> class_of_;  // by rank
 };
 
 }  // namespace trainrt

@@ -5,12 +5,11 @@
 #include "planner/short_model.h"
 
 #include <algorithm>
-#include <future>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "graph/passes/pass.h"
+#include "parallel/made_once.h"
 
 namespace trainrt {
 
@@ -32,21 +31,9 @@ int repetitions(const std::vector<int>& classes, int at, int end, int size) {
 }  // namespace
 
 ForwardGraph remembered(ForwardGraph forward) {
-  struct Known {
-    std::mutex mutex;
-    std::map<int64_t, std::shared_future<std::shared_ptr<const Graph>>> graphs;
-  };
+  using Known = MadeOnce<int64_t, std::shared_ptr<const Graph>>;
   return [forward = std::move(forward), known = std::make_shared<Known>()](int64_t micro_batch) {
-    std::shared_future<std::shared_ptr<const Graph>> graph;
-    {
-      const std::lock_guard<std::mutex> lock(known->mutex);
-      auto& found = known->graphs[micro_batch];
-      if (!found.valid()) {  // made by whoever waits for it first
-        found = std::async(std::launch::deferred, forward, micro_batch).share();
-      }
-      graph = found;
-    }
-    return graph.get();
+    return known->at(micro_batch, [&] { return forward(micro_batch); });
   };
 }
 

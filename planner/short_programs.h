@@ -12,7 +12,7 @@
 namespace trainrt {
 
 // Where programs come from: the forward graph at a micro-batch size, and the training graph, as a
-// run has it, of a part of that. Called from two threads.
+// run has it, of a part of that. Called from several threads.
 struct ProgramSource {
   ForwardGraph forward;
   std::function<TrainingGraph(Graph forward, int64_t micro_batch, bool accumulate)> train;

@@ -1,9 +1,9 @@
 #include "planner/what_if.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
-#include "graph/base/error.h"
 #include "planner/report_parts.h"
 
 namespace trainrt {
@@ -67,59 +67,13 @@ Topology with_memory(const Topology& topology, double factor) {
   return result;
 }
 
-class Comparison {
- public:
-  Comparison(const PlanRequest& request,
-             const PlanResult& result,
-             const std::function<PlanResult(const PlanRequest&)>& search)
-      : request_(request), result_(result), search_(search) {}
-
-  WhatIf run(const std::string& change, const PlanRequest& changed) const {
-    WhatIf found;
-    found.change = change;
-    PlanResult other;
-    try {
-      other = search_(changed);
-    } catch (const Error& error) {
-      found.effect = concat("ruled out by what is pinned: ", error.what());
-      return found;
-    }
-    found.feasible = other.feasible;
-    found.layout = other.chosen.layout;
-    if (!other.feasible) {
-      found.effect = concat("does not fit: ", other.missing_bytes, " bytes short");
-      return found;
-    }
-    found.seconds =
-        other.chosen.prediction.seconds / other.programs_factor * result_.programs_factor;
-    const double rate =
-        static_cast<double>(request_.global_batch) / result_.chosen.prediction.seconds;
-    found.samples_per_second = static_cast<double>(changed.global_batch) / found.seconds;
-    found.rate_change = found.samples_per_second / rate - 1;
-    const std::string different = difference(result_.chosen.layout, found.layout);
-    const bool same_speed = std::abs(found.rate_change) < 5e-4;
-    found.effect = different.empty() ? "the same plan" : different;
-    found.effect += same_speed ? ", as fast" : ", " + percent(found.rate_change) + " samples/s";
-    return found;
-  }
-
- private:
-  const PlanRequest& request_;
-  const PlanResult& result_;
-  const std::function<PlanResult(const PlanRequest&)>& search_;
-};
-
 }  // namespace
 
-std::vector<WhatIf> what_would_change(
-    const PlanRequest& request,
-    const PlanResult& result,
-    const std::function<PlanResult(const PlanRequest& changed)>& search) {
-  std::vector<WhatIf> found;
-  const Comparison comparison(request, result, search);
+std::vector<Change> changes_to_try(const PlanRequest& request) {
+  std::vector<Change> changes;
   PlanRequest changed = request;
   changed.topology = with_memory(request.topology, 1.1);
-  found.push_back(comparison.run("10 % more memory", changed));
+  changes.push_back({"10 % more memory", changed});
   changed = request;
   changed.global_batch = 2 * request.global_batch;
   for (DataShare& share : changed.pins.data_shares) {
@@ -127,13 +81,41 @@ std::vector<WhatIf> what_would_change(
     share.num_micro_batches = (share.num_samples + share.micro_batch_size - 1) /
                               std::max<int64_t>(1, share.micro_batch_size);
   }
-  found.push_back(comparison.run(concat("a batch of ", changed.global_batch, " samples"), changed));
+  changes.push_back({concat("a batch of ", changed.global_batch, " samples"), changed});
   if (request.topology.num_devices() > 1) {
     changed = request;
     changed.topology = smaller(request.topology);
-    found.push_back(comparison.run(
-        request.topology.hosts.size() > 1 ? "one host fewer" : "one device fewer", changed));
+    changes.push_back(
+        {request.topology.hosts.size() > 1 ? "one host fewer" : "one device fewer", changed});
   }
+  return changes;
+}
+
+WhatIf what_came_of(const Change& change,
+                    const ChangedAnswer& answer,
+                    const PlanRequest& request,
+                    const PlanResult& result) {
+  WhatIf found;
+  found.change = change.name;
+  if (answer.error) {
+    found.effect = concat("ruled out by what is pinned: ", answer.error->what());
+    return found;
+  }
+  const PlanResult& other = answer.result;
+  found.feasible = other.feasible;
+  found.layout = other.chosen.layout;
+  if (!other.feasible) {
+    found.effect = concat("does not fit: ", other.missing_bytes, " bytes short");
+    return found;
+  }
+  found.seconds = other.chosen.prediction.seconds / other.programs_factor * result.programs_factor;
+  const double rate = static_cast<double>(request.global_batch) / result.chosen.prediction.seconds;
+  found.samples_per_second = static_cast<double>(change.request.global_batch) / found.seconds;
+  found.rate_change = found.samples_per_second / rate - 1;
+  const std::string different = difference(result.chosen.layout, found.layout);
+  const bool same_speed = std::abs(found.rate_change) < 5e-4;
+  found.effect = different.empty() ? "the same plan" : different;
+  found.effect += same_speed ? ", as fast" : ", " + percent(found.rate_change) + " samples/s";
   return found;
 }
 

@@ -417,6 +417,17 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   }
   const int64_t micro_batch = micro_batch_to_try(options);
   BindOptions bound = job.bind;
+  if (use == JobUse::kPlan && !job.from_training_info && micro_batch == 1 &&
+      options.batch_size > 1) {
+    bound.batch = 2;
+    job.forward_of_two =
+        std::async(
+            std::launch::async,
+            [model = job.model, bound, precision = graph_precision(job.precision)] {
+              return std::make_shared<const Graph>(apply_precision(model->bind(bound), precision));
+            })
+            .share();
+  }
   bound.batch = micro_batch;
   const Graph plain = job.model->bind(bound);
   record_model_types(plain, job);

@@ -2,6 +2,7 @@
 // nothing of ranks.
 #pragma once
 
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,6 +40,8 @@ struct TrainingJob {
   std::shared_ptr<const TrainingGraph> example;
   int64_t example_micro_batch = 0;
   std::shared_ptr<const Graph> example_forward;  // JobUse::kPlan: its forward graph, and no example
+  // JobUse::kPlan: that of two samples, made beside it; may throw what forward() does.
+  std::shared_future<std::shared_ptr<const Graph>> forward_of_two;
 
   std::shared_ptr<const TokenBatches> token_batches;  // of --max-tokens; null without
   int label_token_axis = -1;                          // of labels that the loss has brought along

@@ -1,7 +1,12 @@
 // `trainrt plan`: the dry-run report.
+#include <malloc.h>
+
 #include <chrono>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "graph/base/log.h"
 #include "parallel/plan_annotation.h"
@@ -94,15 +99,32 @@ std::string predicted_trace(const Timeline& timeline) {
   return text + kTraceEnd;
 }
 
+// What the search frees it soon needs again.
+void keep_freed_memory() {
+  constexpr int kPad = 64 << 20, kMost = 1 << 30;
+  ::mallopt(M_TOP_PAD, kPad);
+  ::mallopt(M_TRIM_THRESHOLD, kMost);
+  ::mallopt(M_MMAP_THRESHOLD, kMost);
+}
+
+// Where the process ends soon, which frees memory at once and not piece by piece.
+template <typename T>
+T& left_to_the_system(T value) {
+  static auto& left = *new std::vector<std::shared_ptr<void>>;
+  left.push_back(std::make_shared<T>(std::move(value)));
+  return *static_cast<T*>(left.back().get());
+}
+
 int plan_command(const Options& flags) {
   check_flags(flags);
+  keep_freed_memory();
   const auto begin = std::chrono::steady_clock::now();
   PlanRequest request;
   request.topology = planned_topology(flags);
   std::optional<GivenPlan> given = plan_file(flags);
   Options options = given ? follow_plan(flags, *given) : flags;
   request.precision = precision_of(options, request.topology);
-  TrainingJob job = make_training_job(job_options(options), JobUse::kPlan);
+  TrainingJob& job = left_to_the_system(make_training_job(job_options(options), JobUse::kPlan));
   if (!given) {
     given = carried_plan(options, *job.model);
     if (given) {
@@ -125,8 +147,9 @@ int plan_command(const Options& flags) {
   };
   if (!job.from_training_info) {
     request.model.forward = remembered([&job](int64_t micro_batch) {
-      return micro_batch == job.example_micro_batch && job.example_forward
-                 ? job.example_forward
+      return micro_batch == job.example_micro_batch && job.example_forward ? job.example_forward
+             : micro_batch == 2 && job.forward_of_two.valid()
+                 ? job.forward_of_two.get()
                  : std::make_shared<const Graph>(job.forward({micro_batch, 0}));
     });
     request.model.train = [&](Graph forward, int64_t micro_batch) {
@@ -170,7 +193,7 @@ int plan_command(const Options& flags) {
                                                           : kQuickSearch;
   request.objective = objective_of(options.objective);
   request.price = planned_prices(options, request.topology);
-  const PlanResult result = make_plan(request);
+  const PlanResult& result = left_to_the_system(make_plan(request));
   if (!options.trace.empty()) {
     TRAINRT_REQUIRE(result.chosen.prediction.timeline != nullptr,
                     kInfeasiblePlan,
