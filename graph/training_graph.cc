@@ -152,11 +152,10 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
   return result;
 }
 
-TrainingGraph rematerialize_like(const TrainingGraph& training, const TrainingGraph& example) {
-  TrainingGraph result = training;
-  result.graph = rematerialize_like(training.graph, example.graph);
-  find_results(result);
-  return result;
+TrainingGraph rematerialize_like(TrainingGraph training, const TrainingGraph& example) {
+  training.graph = rematerialize_like(std::move(training.graph), example.graph);
+  find_results(training);
+  return training;
 }
 
 TrainingGraph build_eval_graph(Graph forward, const LossSpec& loss) {

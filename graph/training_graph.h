@@ -73,7 +73,7 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec);
 
 // `training`, which makes again in its backward what `example` does, the same at another
 // micro-batch size (graph/passes/rematerialize).
-TrainingGraph rematerialize_like(const TrainingGraph& training, const TrainingGraph& example);
+TrainingGraph rematerialize_like(TrainingGraph training, const TrainingGraph& example);
 
 // Forward and loss only, Region::kCount and kForward: for `eval`.
 TrainingGraph build_eval_graph(Graph forward, const LossSpec& loss);

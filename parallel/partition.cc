@@ -270,7 +270,7 @@ const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
   return cache_->whole.at(shape, [&] {
     TrainingGraph graph = factory_(shape, accumulates_);
     if (shape != largest_) {
-      graph = rematerialize_like(graph, whole(largest_));
+      graph = rematerialize_like(std::move(graph), whole(largest_));
     }
     if (plan_.schedule == ScheduleKind::k2BW) {
       runs_on_ = runs_on(plan_, graph.graph);
@@ -286,9 +286,6 @@ TrainingGraph Partitioner::on_tensor_rank(const MicroBatchShape& shape,
                                           int tensor_rank,
                                           std::map<std::string, TensorPiece>* pieces) {
   const TrainingGraph& graph = whole(shape);
-  if (plan_.tensor_parallel == 1) {
-    return graph;
-  }
   SpmdOptions options = tensor_axis(plan_, tensor_rank);
   const std::map<std::string, Placement>& placements = cache_->placements.at(largest_, [&] {
     std::map<std::string, TensorPiece> ignored;
@@ -313,9 +310,16 @@ const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const Ra
 
 Partitioner::Lowered Partitioner::lower(const VariantKey& key, int tensor_rank, int data_rank) {
   Lowered result;
-  TrainingGraph graph = on_tensor_rank(key.shape, tensor_rank, &result.pieces);
+  const bool cut = plan_.tensor_parallel > 1;
+  TrainingGraph graph;
+  if (cut) {
+    graph = on_tensor_rank(key.shape, tensor_rank, &result.pieces);
+  } else if (plan_.data_parallel == 1) {
+    graph = whole(key.shape);
+  }
   if (plan_.data_parallel > 1) {
-    graph = lower_to_rank(graph, data_axis(plan_, graph.graph, data_rank), &result.pieces);
+    const TrainingGraph& source = cut ? graph : whole(key.shape);
+    graph = lower_to_rank(source, data_axis(plan_, source.graph, data_rank), &result.pieces);
     graph = plan_.sync_batch_norm
                 ? sync_batch_norm(std::move(graph), key.shape.num_samples, key.synced)
                 : fold_running_averages(std::move(graph), cuts_, data_rank);
@@ -441,12 +445,13 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
         {variant_of(i), cuts[i].first_sample, cuts[i].num_samples, cuts[i].shard, 0});
   }
   // The phases of a full micro-batch, which a rank without samples has none of.
-  const ProgramVariant full = cuts.empty() || !own_update
-                                  ? variant(any, at, device.backend, &program.pieces)
-                                  : program.variants[0];
+  const bool has_full = !cuts.empty() && own_update;
+  const ProgramVariant other =
+      has_full ? ProgramVariant{} : variant(any, at, device.backend, &program.pieces);
+  const std::vector<Phase> full_phases = has_full ? program.variants[0].phases : other.phases;
   once_in_first_variant(program);
   if (cuts.empty()) {
-    program.variants.push_back(idle_variant(full, lockstep));
+    program.variants.push_back(idle_variant(other, lockstep));
     connect_host(program.variants.back());
   }
   std::map<int64_t, int> silent;  // by the samples that other ranks have
@@ -461,9 +466,9 @@ Program Partitioner::program(int rank, const DeviceSpec& device) {
     const int64_t end = cuts.empty() ? 0 : cuts.back().first_sample + cuts.back().num_samples;
     program.micro_batches.push_back({known->second, end, 0, 0, 0});
   }
-  program.cells = rank_cells(plan_, at.stage, program.micro_batches, full.phases);
+  program.cells = rank_cells(plan_, at.stage, program.micro_batches, full_phases);
   if (runs_on_) {
-    add_windows(plan_, full.phases, &program);
+    add_windows(plan_, full_phases, &program);
   }
   return program;
 }

@@ -21,18 +21,18 @@ constexpr const char* kAgain = "/again";  // behind the names of what is made a 
 
 class Rematerializer {
  public:
-  explicit Rematerializer(const Graph& graph)
-      : source_(graph),
-        result_(graph),
-        first_read_(static_cast<size_t>(graph.num_values()), kNoNode),
+  explicit Rematerializer(Graph graph)
+      : graph_(std::move(graph)),
+        num_nodes_(graph_.num_nodes()),
+        first_read_(static_cast<size_t>(graph_.num_values()), kNoNode),
         last_read_(first_read_),
-        again_(static_cast<size_t>(graph.num_values()), kNoValue) {
-    for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+        again_(static_cast<size_t>(graph_.num_values()), kNoValue) {
+    for (NodeId id = 0; id < num_nodes_; ++id) {
       positions_.emplace_back(id, 1);
-      if (graph.node(id).region != Region::kBackward) {
+      if (graph_.node(id).region != Region::kBackward) {
         continue;
       }
-      for (const ValueId input : graph.node(id).inputs) {
+      for (const ValueId input : graph_.node(id).inputs) {
         if (input != kNoValue) {
           NodeId& first = first_read_[static_cast<size_t>(input)];
           first = first == kNoNode ? id : first;
@@ -50,14 +50,14 @@ class Rematerializer {
   // What `wanted` says of the nodes that the backward reads.
   template <typename Wanted>
   Graph run(Wanted&& wanted) {
-    for (NodeId id = 0; id < source_.num_nodes(); ++id) {
-      if (is_read_in_backward(source_.node(id)) && wanted(source_.node(id))) {
+    for (NodeId id = 0; id < num_nodes_; ++id) {
+      if (is_read_in_backward(graph_.node(id)) && wanted(graph_.node(id))) {
         clone(id);
       }
     }
-    for (NodeId id = 0; id < source_.num_nodes(); ++id) {
-      if (source_.node(id).region == Region::kBackward) {
-        for (ValueId& input : result_.node(id).inputs) {
+    for (NodeId id = 0; id < num_nodes_; ++id) {
+      if (graph_.node(id).region == Region::kBackward) {
+        for (ValueId& input : graph_.node(id).inputs) {
           if (input != kNoValue && again_[static_cast<size_t>(input)] != kNoValue) {
             input = again_[static_cast<size_t>(input)];
           }
@@ -71,7 +71,7 @@ class Rematerializer {
     std::stable_sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
       return positions_[static_cast<size_t>(a)] < positions_[static_cast<size_t>(b)];
     });
-    return result_.subgraph(order);
+    return graph_.subgraph(order);
   }
 
  private:
@@ -87,17 +87,17 @@ class Rematerializer {
       return false;
     }
     const ValueId output = node.outputs[0];
-    const TensorType& type = source_.value(output).type;
+    const TensorType& type = graph_.value(output).type;
     // Further outputs (row statistics) stay as they are, which must not be what counts.
     const bool others_are_small =
         std::all_of(node.outputs.begin() + 1, node.outputs.end(), [&](ValueId id) {
-          return id == kNoValue || source_.value(id).type.bytes() * kNegligible <= type.bytes();
+          return id == kNoValue || graph_.value(id).type.bytes() * kNegligible <= type.bytes();
         });
     if (!others_are_small) {
       return false;
     }
     return type.bytes() >= kSmallestBytes &&
-           op.cost(OpContext(source_, node)).flops <=
+           op.cost(OpContext(graph_, node)).flops <=
                kMostFlops * static_cast<double>(num_elements(type.shape)) &&
            std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
              return input == kNoValue || is_kept(input, output);
@@ -106,32 +106,32 @@ class Rematerializer {
 
   // Is `input` there anyhow when the backward reads `output` for the last time?
   bool is_kept(ValueId input, ValueId output) const {
-    const Value& value = source_.value(input);
+    const Value& value = graph_.value(input);
     return is_persistent(value.kind) ||
-           value.type.bytes() * kNegligible <= source_.value(output).type.bytes() ||
+           value.type.bytes() * kNegligible <= graph_.value(output).type.bytes() ||
            (again_[static_cast<size_t>(input)] == kNoValue &&
             last_read_[static_cast<size_t>(input)] >= last_read_[static_cast<size_t>(output)]);
   }
 
   void clone(NodeId id) {
-    const ValueId output = source_.node(id).outputs[0];
-    Node copy = source_.node(id);
+    const ValueId output = graph_.node(id).outputs[0];
+    Node copy = graph_.node(id);
     copy.name += kAgain;
     copy.region = Region::kBackward;
     copy.forward_node = id;
     TensorTypes types(copy.outputs.size());
     std::vector<std::string> names(copy.outputs.size());
-    types[0] = source_.value(output).type;
-    names[0] = source_.value(output).name + kAgain;
-    const NodeId again = result_.add_node(std::move(copy), types, names);
-    std::vector<ValueId>& outputs = result_.node(again).outputs;
+    types[0] = graph_.value(output).type;
+    names[0] = graph_.value(output).name + kAgain;
+    const NodeId again = graph_.add_node(std::move(copy), types, names);
+    std::vector<ValueId>& outputs = graph_.node(again).outputs;
     std::fill(outputs.begin() + 1, outputs.end(), kNoValue);
     again_[static_cast<size_t>(output)] = outputs[0];
     positions_.emplace_back(first_read_[static_cast<size_t>(output)], 0);
   }
 
-  const Graph& source_;
-  Graph result_;
+  Graph graph_;                                    // with clones behind its own nodes
+  int num_nodes_;                                  // of its own
   std::vector<NodeId> first_read_, last_read_;     // by backward nodes; by value
   std::vector<ValueId> again_;                     // by value: its second coming
   std::vector<std::pair<NodeId, int>> positions_;  // sort keys: clones stand before a node
@@ -179,17 +179,18 @@ Graph made_once(Graph graph) {
 
 }  // namespace
 
-Graph rematerialize(const Graph& graph) {
-  return Rematerializer(graph).run();
+Graph rematerialize(Graph graph) {
+  return Rematerializer(std::move(graph)).run();
 }
 
-Graph rematerialize_like(const Graph& graph, const Graph& example) {
+Graph rematerialize_like(Graph graph, const Graph& example) {
   const std::set<std::string> names = made_again(example);
   if (names == made_again(graph)) {
     return graph;
   }
-  const Graph once = made_once(graph);
-  return Rematerializer(once).run([&](const Node& node) { return names.count(node.name) != 0; });
+  return Rematerializer(made_once(std::move(graph))).run([&](const Node& node) {
+    return names.count(node.name) != 0;
+  });
 }
 
 }  // namespace trainrt

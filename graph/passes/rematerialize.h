@@ -12,11 +12,11 @@ namespace trainrt {
 
 // A training graph in which such nodes stand a second time, named "<name>/again", right before the
 // first backward node that reads their result. The same bits as without.
-Graph rematerialize(const Graph& graph);
+Graph rematerialize(Graph graph);
 
 // What is worth it depends on the micro-batch's size. Ranks that run different sizes beside each
 // other, and communicate for what is made again (parameters that ZeRO-3 gathers), need one answer:
 // `graph`, rematerialized or not, with those nodes a second time that `example` has so.
-Graph rematerialize_like(const Graph& graph, const Graph& example);
+Graph rematerialize_like(Graph graph, const Graph& example);
 
 }  // namespace trainrt

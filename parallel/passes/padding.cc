@@ -123,8 +123,8 @@ namespace {
 
 class Padder {
  public:
-  explicit Padder(const TrainingGraph& source)
-      : result_(source), builder_(result_.graph), num_nodes_(source.graph.num_nodes()) {
+  explicit Padder(TrainingGraph source)
+      : result_(std::move(source)), builder_(result_.graph), num_nodes_(result_.graph.num_nodes()) {
     for (NodeId id = 0; id < num_nodes_; ++id) {
       positions_.push_back(id);
     }
@@ -260,12 +260,19 @@ TrainingGraph pad_products(TrainingGraph graph, const std::map<std::string, int6
   if (multiples.empty()) {
     return graph;
   }
-  Padder padder(graph);
+  std::vector<std::pair<NodeId, int64_t>> padded;
   for (NodeId id = 0; id < graph.graph.num_nodes(); ++id) {
     const auto found = multiples.find(graph.graph.node(id).name);
     if (found != multiples.end()) {
-      padder.pad(id, found->second);
+      padded.emplace_back(id, found->second);
     }
+  }
+  if (padded.empty()) {
+    return graph;
+  }
+  Padder padder(std::move(graph));
+  for (const auto& [id, multiple] : padded) {
+    padder.pad(id, multiple);
   }
   return padder.finish();
 }

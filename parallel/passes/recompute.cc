@@ -198,7 +198,10 @@ TrainingGraph apply_recompute(TrainingGraph whole, const Plan& plan) {
   const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const PlanStage& stage) {
     return stage.recomputes();
   });
-  return any ? Recomputer(whole, plan, blocks_of(whole.graph, plan)).run() : whole;
+  if (!any) {
+    return whole;
+  }
+  return Recomputer(whole, plan, blocks_of(whole.graph, plan)).run();
 }
 
 }  // namespace trainrt
