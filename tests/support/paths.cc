@@ -1,5 +1,7 @@
 #include "tests/support/paths.h"
 
+#include <filesystem>
+
 namespace trainrt::testing {
 
 // The macros come from tests/CMakeLists.txt.
@@ -7,8 +9,9 @@ std::string source_path(const std::string& relative) {
   return std::string(SOURCE_DIR) + "/" + relative;
 }
 
+// Tests lie in a folder beside it, also where a finished build has been carried to.
 std::string trainrt_binary() {
-  return std::string(BINARY_DIR) + "/trainrt";
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "trainrt";
 }
 
 std::string austen_text() {
