@@ -19,18 +19,21 @@ const ModelProfile& PlanSearch::profile(int index) const {
 // The profiles that every search of these degrees looks at: one after the other they would take
 // most of the time before the first candidate.
 void PlanSearch::make_first_profiles() {
-  const Splitting splitting = splits_for_memory_ ? Splitting::kForMemory : Splitting::kForTime;
   std::set<ProfileKey> wanted;
   for (const Degrees& d : degrees_) {
     const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
     for (const int64_t b : candidate_micro_batches(request_, samples)) {
       for (const bool sp : {false, true}) {
         if (b <= kAlwaysTried && profiles_sequence_parallel(d, sp)) {
-          wanted.emplace(b, d.tensor, sp, splitting);
+          wanted.emplace(b, d.tensor, sp, splitting());
         }
       }
     }
   }
+  make_profiles(wanted);
+}
+
+void PlanSearch::make_profiles(const std::set<ProfileKey>& wanted) {
   const std::vector<ProfileKey> keys(wanted.begin(), wanted.end());
   parallel_for(keys.size(), [&](size_t i, size_t) { profile_at(keys[i]); });
 }
@@ -77,10 +80,7 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
     return known->second;
   }
   std::shared_ptr<const GraphProfile> made =
-      profile_at({micro_batch,
-                  d.tensor,
-                  sequence_parallel,
-                  splits_for_memory_ ? Splitting::kForMemory : Splitting::kForTime});
+      profile_at({micro_batch, d.tensor, sequence_parallel, splitting()});
   const bool placed = !request_.pins.placements.empty();
   // What the pins ask for is done, though it does not pay.
   const bool asked = std::all_of(

@@ -330,11 +330,6 @@ void PlanSearch::take(Visit* visited) {
   }
 }
 
-struct PlanSearch::Improved {
-  Candidate candidate;
-  int64_t cells = 0;  // that replays looked at
-};
-
 // By the local search.
 PlanSearch::Improved PlanSearch::improved(const Candidate& candidate, Caches* caches) const {
   Improved result{candidate, 0};
@@ -358,7 +353,7 @@ PlanSearch::Improved PlanSearch::improved(const Candidate& candidate, Caches* ca
 }
 
 // The replayed candidates, best first, while they may still win. Those that follow one are improved
-// beside it, as far as cores are idle; where that was for nothing, they stay as they are.
+// beside it, as far as there are cores; where that was for nothing, they stay as they are.
 void PlanSearch::improve() {
   std::stable_sort(
       replayed_.begin(), replayed_.end(), [this](const Candidate& a, const Candidate& b) {
@@ -367,28 +362,28 @@ void PlanSearch::improve() {
   const auto hopes = [this](const Candidate& candidate) {
     return value_of(candidate, candidate.least_seconds) < best_;
   };
-  std::map<size_t, Improved> ahead;
   int64_t cells = 0;
   for (size_t next = 0; next < replayed_.size() && cells <= kImproveCells; ++next) {
     if (!hopes(replayed_[next])) {
       continue;
     }
-    if (ahead.count(next) == 0) {
-      std::vector<size_t> open;
+    const size_t shape = replayed_[next].shape;
+    if (!visits_.at(shape).improved) {
+      std::vector<const Candidate*> open;
       for (size_t i = next; i < replayed_.size() && open.size() < most_workers(); ++i) {
-        if (hopes(replayed_[i])) {
-          open.push_back(i);
-          ahead[i];
+        if (hopes(replayed_[i]) && !visits_.at(replayed_[i].shape).improved) {
+          open.push_back(&replayed_[i]);
         }
       }
       parallel_for(open.size(), [&](size_t i, size_t worker) {
-        ahead.at(open[i]) = improved(replayed_[open[i]], &caches_[worker]);
+        visits_.at(open[i]->shape).improved = improved(*open[i], &caches_[worker]);
       });
     }
-    Improved& found = ahead.at(next);
+    const Improved& found = *visits_.at(shape).improved;
     cells += found.cells;
     Candidate& candidate = replayed_[next];
-    candidate = std::move(found.candidate);
+    candidate = found.candidate;
+    candidate.shape = shape;
     const double value = value_of(candidate, candidate.prediction.seconds);
     if (value < best_) {
       best_ = value;

@@ -84,9 +84,13 @@ class PlanSearch {
   const SizedModel& model_at(int64_t micro_batch) const;
   int profile_of(int64_t micro_batch, const Degrees& d, bool sequence_parallel);
   void make_first_profiles();
+  void make_profiles(const std::set<ProfileKey>& wanted);
   std::shared_ptr<const GraphProfile> profile_at(const ProfileKey& key);
   std::shared_ptr<const GraphProfile> make_profile(const ProfileKey& key) const;
   bool profiles_sequence_parallel(const Degrees& d, bool sp) const;
+  Splitting splitting() const {
+    return splits_for_memory_ ? Splitting::kForMemory : Splitting::kForTime;
+  }
   const ModelProfile& profile(int index) const;
 
   // The space.
@@ -108,6 +112,7 @@ class PlanSearch {
                                                        bool sequence_parallel,
                                                        const std::vector<int>& kinds);
   bool add_paced_mixes();
+  void add_paced_mixes(int degrees, int order, bool sequence_parallel);
   std::optional<int> mixed_profile(int64_t micro_batch,
                                    const Degrees& d,
                                    bool sequence_parallel,
@@ -179,7 +184,10 @@ class PlanSearch {
   bool may_win(const Candidate& candidate) const;
   void replay_from(size_t shape);
   void take(Visit* visited);
-  struct Improved;
+  struct Improved {
+    Candidate candidate;
+    int64_t cells = 0;  // that replays looked at
+  };
   Improved improved(const Candidate& candidate, Caches* caches) const;
   void improve();
   void decide();
@@ -219,7 +227,8 @@ class PlanSearch {
     bool redundant = false;  // nothing runs again: another shape's
     bool fits = false;
     bool replayed = false;
-    std::optional<StepPrediction> replay;     // made ahead
+    std::optional<StepPrediction> replay;  // made ahead
+    std::optional<Improved> improved;
     std::array<double, 3> memory_error = {};  // that it is fitted with
     Candidate candidate;
   };

@@ -340,28 +340,40 @@ bool PlanSearch::add_paced_mixes() {
     return false;
   }
   for (size_t degrees = 0; degrees < degrees_.size(); ++degrees) {
-    const Degrees& d = degrees_[degrees];
-    for (size_t i = 0; mixes_sizes(d) && i < 2 * orders_[degrees].size(); ++i) {
-      const bool sp = i % 2 == 1;
-      const int order = static_cast<int>(i / 2);
-      const std::vector<int> kinds = kinds_of_data_ranks(static_cast<int>(degrees), order);
-      const int num_kinds = *std::max_element(kinds.begin(), kinds.end()) + 1;
-      if (num_kinds == 1 || num_kinds > kMostKinds || !profiles_sequence_parallel(d, sp)) {
-        continue;
-      }
-      const std::vector<std::map<int64_t, double>> seconds =
-          known_seconds(static_cast<int>(degrees), order, sp, kinds);
-      for (int each = d.pipeline; each <= kMostPaced * d.pipeline && seconds[0].size() > 1 &&
-                                  int64_t{each} * d.data <= request_.global_batch;
-           each *= 2) {
-        const PacedSizes paced = paced_sizes(request_.global_batch, each, seconds, kinds);
-        if (each * paced.seconds < best_seconds_) {
-          add_mix(static_cast<int>(degrees), order, sp, paced.sizes, kinds);
-        }
-      }
+    for (size_t i = 0; mixes_sizes(degrees_[degrees]) && i < 2 * orders_[degrees].size(); ++i) {
+      add_paced_mixes(static_cast<int>(degrees), static_cast<int>(i / 2), i % 2 == 1);
     }
   }
   return shapes_.size() > before;
+}
+
+void PlanSearch::add_paced_mixes(int degrees, int order, bool sequence_parallel) {
+  const Degrees& d = degrees_[static_cast<size_t>(degrees)];
+  const std::vector<int> kinds = kinds_of_data_ranks(degrees, order);
+  const int num_kinds = *std::max_element(kinds.begin(), kinds.end()) + 1;
+  if (num_kinds == 1 || num_kinds > kMostKinds ||
+      !profiles_sequence_parallel(d, sequence_parallel)) {
+    return;
+  }
+  const std::vector<std::map<int64_t, double>> seconds =
+      known_seconds(degrees, order, sequence_parallel, kinds);
+  std::vector<std::vector<int64_t>> mixes;
+  std::set<ProfileKey> profiles;
+  for (int each = d.pipeline; each <= kMostPaced * d.pipeline && seconds[0].size() > 1 &&
+                              int64_t{each} * d.data <= request_.global_batch;
+       each *= 2) {
+    const PacedSizes paced = paced_sizes(request_.global_batch, each, seconds, kinds);
+    if (each * paced.seconds < best_seconds_) {
+      mixes.push_back(paced.sizes);
+      for (const int64_t size : paced.sizes) {
+        profiles.emplace(size, d.tensor, sequence_parallel, splitting());
+      }
+    }
+  }
+  make_profiles(profiles);
+  for (const std::vector<int64_t>& sizes : mixes) {
+    add_mix(degrees, order, sequence_parallel, sizes, kinds);
+  }
 }
 
 }  // namespace trainrt

@@ -27,6 +27,7 @@ std::vector<int> stage_types(const StepRequest& request, int data_rank) {
   const Layout& layout = *request.layout;
   const Topology& topology = *request.topology;
   std::vector<int> types;
+  types.reserve(static_cast<size_t>(layout.pipeline));
   for (int stage = 0; stage < layout.pipeline; ++stage) {
     const int rank = (stage * layout.data + data_rank) * layout.tensor;
     int slowest = topology.device(layout.device(rank)).type;
@@ -280,13 +281,18 @@ double StepBounds::least_seconds(const StepRequest& request,
   }
   if (alike.size() == 1 && !by_sample) {
     const std::vector<int>& types = alike.begin()->first.second;
-    ModelSeconds model = seconds(request, *request.profile, types[0], layout.recompute);
-    model.backward += again;
+    const ModelSeconds* model = &seconds(request, *request.profile, types[0], layout.recompute);
+    ModelSeconds longer;
+    if (again > 0) {
+      longer = *model;
+      longer.backward += again;
+      model = &longer;
+    }
     const int most = *std::max_element(spread.begin(), spread.end());
     if (std::all_of(types.begin(), types.end(), [&](int t) { return t == types[0]; })) {
       pipeline = std::max(
           pipeline,
-          least_pipeline_seconds(model, layout.schedule, layout.pipeline, most, pace[0], 0));
+          least_pipeline_seconds(*model, layout.schedule, layout.pipeline, most, pace[0], 0));
     }
   }
   return layout.last_micro_batch * pipeline + seconds_after(request, window);
