@@ -270,7 +270,7 @@ class Products {
       problem.workspace_bytes = workspace_;
       matmul = std::make_unique<cublas::Matmul>(problem);
     }
-    matmul->run(cuda_context(context), a.data, b.data, result.data, workspace);
+    matmul->run(context, a.data, b.data, result.data, workspace);
   }
 
  private:
@@ -456,6 +456,14 @@ void backward(KernelContext& context,
                                        0,
                                        static_cast<size_t>(mask_size) * sizeof(C),
                                        cuda_context(context).cuda_stream()));
+  }
+  for (const int keys : {1, 2}) {  // without queries nothing is added to their gradients
+    if (p.heads == 0 && context.has_output(keys)) {
+      TRAINRT_CUDA_CHECK(cudaMemsetAsync(context.raw_output(keys),
+                                         0,
+                                         static_cast<size_t>(context.output_type(keys).bytes()),
+                                         cuda_context(context).cuda_stream()));
+    }
   }
   const T *q = context.input<T>(0), *k = context.input<T>(1), *v = context.input<T>(2),
           *dy = context.input<T>(6);

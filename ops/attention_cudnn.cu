@@ -190,7 +190,7 @@ std::string FusedAttention::why_not(const CudaContext& context) const {
              ? concat("cuDNN ", cudnnGetVersion(), " is older than 9.10.2")
          : backward_ && context.deterministic()
              ? "cuDNN's fused gradient adds in any order, which --deterministic forbids"
-             : "cuDNN has no engine for it on this GPU";
+             : refused_->why_not();
 }
 
 bool FusedAttention::run_samples(KernelContext& context, int64_t first, int64_t count) {
@@ -226,39 +226,42 @@ bool FusedAttention::run_samples(KernelContext& context, int64_t first, int64_t 
               hidden = -std::numeric_limits<float>::infinity();
   const std::span<std::byte> workspace = context.workspace();
   CudaContext& cuda = cuda_context(context);
+  const auto run = [&](const std::function<Graph()>& build,
+                       const cudnn::PlannedGraph::Pointers& pointers,
+                       std::span<std::byte> room) {
+    const bool ran = at->second.run(cuda, build, pointers, room);
+    refused_ = ran ? nullptr : &at->second;
+    return ran;
+  };
   if (!backward_) {
-    return at->second.run(
-        cuda,
-        [&] { return forward_graph(p, dtype_, count); },
-        {{kFwdQ, part(context.raw_input(0), p.q)},
-         {kFwdK, part(context.raw_input(1), p.k)},
-         {kFwdV, part(context.raw_input(2), p.v)},
-         {kFwdY, part(context.raw_output(0), p.y)},
-         {kFwdLse, rows(context.raw_output(1))},
-         {kFwdScale, &scale},
-         {kFwdHidden, &hidden}},
-        workspace);
+    return run([&] { return forward_graph(p, dtype_, count); },
+               {{kFwdQ, part(context.raw_input(0), p.q)},
+                {kFwdK, part(context.raw_input(1), p.k)},
+                {kFwdV, part(context.raw_input(2), p.v)},
+                {kFwdY, part(context.raw_output(0), p.y)},
+                {kFwdLse, rows(context.raw_output(1))},
+                {kFwdScale, &scale},
+                {kFwdHidden, &hidden}},
+               workspace);
   }
   std::byte* const row_sums = workspace.data();
   std::byte* const dq_sums = row_sums + cut_.row_sums;
-  return at->second.run(
-      cuda,
-      [&] { return backward_graph(p, dtype_, count); },
-      {{kBwdQ, part(context.raw_input(0), p.q)},
-       {kBwdK, part(context.raw_input(1), p.k)},
-       {kBwdV, part(context.raw_input(2), p.v)},
-       {kBwdY, part(context.raw_input(4), p.y)},
-       {kBwdLse, rows(context.raw_input(5))},
-       {kBwdDy, part(context.raw_input(6), p.y)},
-       {kBwdDq, part(context.raw_output(0), p.q)},
-       {kBwdDk, part(context.raw_output(1), p.k)},
-       {kBwdDv, part(context.raw_output(2), p.v)},
-       {kBwdRowSums, row_sums},
-       {kBwdDqSums, dq_sums},
-       {kBwdScale, &scale},
-       {kBwdOne, &one},
-       {kBwdHidden, &hidden}},
-      workspace.subspan(static_cast<size_t>(cut_.row_sums + cut_.dq_sums)));
+  return run([&] { return backward_graph(p, dtype_, count); },
+             {{kBwdQ, part(context.raw_input(0), p.q)},
+              {kBwdK, part(context.raw_input(1), p.k)},
+              {kBwdV, part(context.raw_input(2), p.v)},
+              {kBwdY, part(context.raw_input(4), p.y)},
+              {kBwdLse, rows(context.raw_input(5))},
+              {kBwdDy, part(context.raw_input(6), p.y)},
+              {kBwdDq, part(context.raw_output(0), p.q)},
+              {kBwdDk, part(context.raw_output(1), p.k)},
+              {kBwdDv, part(context.raw_output(2), p.v)},
+              {kBwdRowSums, row_sums},
+              {kBwdDqSums, dq_sums},
+              {kBwdScale, &scale},
+              {kBwdOne, &one},
+              {kBwdHidden, &hidden}},
+             workspace.subspan(static_cast<size_t>(cut_.row_sums + cut_.dq_sums)));
 }
 
 }  // namespace trainrt::attention

@@ -50,6 +50,7 @@ class FusedAttention {
   DType dtype_;
   bool backward_;
   std::map<int64_t, cudnn::PlannedGraph> graphs_;  // by number of samples
+  const cudnn::PlannedGraph* refused_ = nullptr;   // one of them
 };
 
 }  // namespace trainrt::attention

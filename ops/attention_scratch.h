@@ -29,7 +29,8 @@ struct DeviceScratch {
                 const DeviceSpec& spec) {
     const bool half = dtype_bytes(dtype) == 2;
     const int64_t wide_bytes = half ? 4 : dtype_bytes(dtype);
-    const int64_t matrices = p.group() * p.sq * p.sk;  // elements per head of k and v
+    // Elements per head of k and v.
+    const int64_t matrices = p.kv_heads == 0 ? 0 : p.group() * p.sq * p.sk;
     num_arrays = grad_mask ? 2 : 1;
     const int64_t per_head = num_arrays * matrices * (wide_bytes + (half ? 2 : 0));
     kv_heads = std::clamp<int64_t>(

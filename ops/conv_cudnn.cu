@@ -201,13 +201,7 @@ bool ConvolutionPlan::run(KernelContext& context) {
   const bool ran = p.planned.run(
       cuda_context(context), [&] { return p.graph(); }, {{kX, x}, {kW, w}, {kY, y}}, rest);
   if (!ran && !std::exchange(p.warned, true)) {
-    log_warning("node '",
-                p.node_name,
-                "' (",
-                p.op_type,
-                "): cuDNN has no engine for it within ",
-                rest.size(),
-                " bytes of workspace; a slower kernel runs");
+    log_warning("node '", p.node_name, "': a slow kernel runs: ", p.planned.why_not());
   }
   if (ran && copies && weight_grad) {
     copy_views(context, p.dtype, p.w.dims, {own_w, p.own_w.strides}, {w, p.w.strides});

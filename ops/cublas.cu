@@ -1,13 +1,18 @@
 // See ops/cublas.cuh.
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "graph/base/cuda_check.h"
+#include "graph/base/log.h"
 #include "ops/cublas.cuh"
+#include "ops/launch.cuh"
 
 namespace trainrt::cublas {
 
 namespace {
+
+constexpr int kMostAlgorithms = 4;
 
 cudaDataType_t data_type(DType dtype) {
   switch (dtype) {
@@ -104,16 +109,85 @@ uint32_t alignment_of(int64_t alignment, int64_t batch_stride, DType dtype) {
   return static_cast<uint32_t>(std::gcd(alignment, batch_stride * dtype_bytes(dtype)));
 }
 
+// What a product does to one element of y, numbered by batch, row and column.
+template <typename T, typename Y>
+struct ProductElement {
+  using C = ComputeOf<T>;
+  const T *a, *b;
+  const Y *c, *bias;
+  Y* y;
+  int64_t m, n, k, a_row, a_column, b_row, b_column, y_row, a_batch, b_batch, y_batch;
+  C alpha, beta;
+  TRAINRT_HOST_DEVICE void operator()(int64_t index) const {
+    const int64_t j = index % n, i = index / n % m, batch = index / n / m;
+    const T* const row = a + batch * a_batch + i * a_row;
+    const T* const column = b + batch * b_batch + j * b_column;
+    C sum = 0;
+    for (int64_t inner = 0; inner < k; ++inner) {
+      sum += to_compute<C>(row[inner * a_column]) * to_compute<C>(column[inner * b_row]);
+    }
+    const int64_t at = batch * y_batch + i * y_row + j;
+    C value = alpha * sum;
+    if (beta != C(0)) {
+      value += beta * to_compute<C>(c[at]);
+    }
+    if (bias != nullptr) {
+      value += to_compute<C>(bias[j]);
+    }
+    y[at] = to_storage<Y>(value);
+  }
+};
+
+template <typename T, typename Y>
+void plain_product(KernelContext& context,
+                   const Problem& p,
+                   const void* a,
+                   const void* b,
+                   void* y,
+                   const void* c,
+                   const void* bias) {
+  using C = ComputeOf<T>;
+  launch(context,
+         p.batch * p.a.rows * p.b.columns,
+         ProductElement<T, Y>{static_cast<const T*>(a),
+                              static_cast<const T*>(b),
+                              static_cast<const Y*>(c == nullptr ? y : c),
+                              static_cast<const Y*>(bias),
+                              static_cast<Y*>(y),
+                              p.a.rows,
+                              p.b.columns,
+                              p.a.columns,
+                              p.a.transposed ? 1 : p.a.stride,
+                              p.a.transposed ? p.a.stride : 1,
+                              p.b.transposed ? 1 : p.b.stride,
+                              p.b.transposed ? p.b.stride : 1,
+                              p.y_stride,
+                              p.a_batch_stride,
+                              p.b_batch_stride,
+                              p.y_batch_stride,
+                              static_cast<C>(p.alpha),
+                              static_cast<C>(p.beta)});
+}
+
 }  // namespace
 
 struct Matmul::Impl {
   Problem p;
   Layout a, b, y;
   Description description;
-  cublasLtMatmulAlgo_t algorithm{};
-  bool chosen = false, refused = false;
+  // What the heuristic proposes, best first; those before `at` have failed.
+  std::array<cublasLtMatmulHeuristicResult_t, kMostAlgorithms> proposals{};
+  size_t at = 0, end = 0;
+  std::vector<std::string> refusals;
+  bool asked = false;
+  bool settled = false;  // proposals[at] has run
+  bool warned = false;
 
   explicit Impl(const Problem& problem) : p(problem) {
+    if (p.a.columns == 0 || is_empty()) {
+      asked = true;  // cuBLASLt knows no matrices without elements
+      return;
+    }
     make_layout(a, p, p.a, p.a_batch_stride);
     make_layout(b, p, p.b, p.b_batch_stride);
     make_layout(y, p, y_dtype(p), p.a.rows, p.b.columns, p.y_stride, p.y_batch_stride);
@@ -130,6 +204,7 @@ struct Matmul::Impl {
     set(description.value, CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a));
   }
 
+  bool is_empty() const { return p.batch * p.a.rows * p.b.columns == 0; }
   bool has_aux() const {
     return p.epilogue == Epilogue::kGeluAux || p.epilogue == Epilogue::kGeluGrad ||
            p.epilogue == Epilogue::kReluGrad;
@@ -187,11 +262,9 @@ struct Matmul::Impl {
     set_pointers(bias, aux);
   }
 
-  // False: there is no algorithm.
-  bool choose(CudaContext& context, const void* bias, void* aux) {
-    if (description.value == nullptr) {
-      describe(context.tf32());
-    }
+  void ask(CudaContext& context, const void* bias, void* aux) {
+    asked = true;
+    describe(context.tf32());
     describe_epilogue(bias, aux);
     Preference preference;
     TRAINRT_CUDA_CHECK(cublasLtMatmulPreferenceCreate(&preference.value));
@@ -214,42 +287,85 @@ struct Matmul::Impl {
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
       set(preference.value, attribute, alignment_of(p.y_alignment, p.y_batch_stride, y_dtype(p)));
     }
-    cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
-    const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(context.cublas(),
-                                                                description.value,
-                                                                b.value,
-                                                                a.value,
-                                                                y.value,
-                                                                y.value,
-                                                                preference.value,
-                                                                1,
-                                                                &best,
-                                                                &found);
-    if (asked != CUBLAS_STATUS_NOT_SUPPORTED) {
-      TRAINRT_CUDA_CHECK(asked);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context.cublas(),
+                                                                 description.value,
+                                                                 b.value,
+                                                                 a.value,
+                                                                 y.value,
+                                                                 y.value,
+                                                                 preference.value,
+                                                                 kMostAlgorithms,
+                                                                 proposals.data(),
+                                                                 &found);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+      refuse("its heuristic", status);
+      return;
     }
-    algorithm = best.algo;
-    chosen = asked == CUBLAS_STATUS_SUCCESS && found > 0;
-    return chosen;
+    end = static_cast<size_t>(found);
   }
 
-  void require_algorithm(bool there_is) const {
-    TRAINRT_REQUIRE(there_is,
-                    kDevice,
-                    "cuBLASLt has no algorithm for a product of ",
-                    dtype_name(p.dtype),
-                    "[",
-                    p.a.rows,
-                    ", ",
-                    p.a.columns,
-                    "] and [",
-                    p.b.rows,
-                    ", ",
-                    p.b.columns,
-                    "] within ",
-                    p.workspace_bytes,
-                    " bytes of workspace");
+  void refuse(const char* attempt, cublasStatus_t status) {
+    static_cast<void>(cudaGetLastError());  // not to be found by whoever asks next
+    refusals.push_back(concat(attempt, ": ", cuda::failure_of(status).reason));
+  }
+
+  cublasStatus_t multiply(CudaContext& context,
+                          const void* a_data,
+                          const void* b_data,
+                          void* y_data,
+                          std::span<std::byte> workspace,
+                          const void* c_data) const {
+    std::byte* aligned = workspace.data();
+    if (!workspace.empty()) {
+      const uint64_t address = reinterpret_cast<uint64_t>(aligned);
+      aligned += (kCublasAlignment - address % kCublasAlignment) % kCublasAlignment;
+    }
+    const float alpha = static_cast<float>(p.alpha), beta = static_cast<float>(p.beta);
+    const bool wide = p.dtype == DType::kFloat64;
+    return cublasLtMatmul(context.cublas(),
+                          description.value,
+                          wide ? static_cast<const void*>(&p.alpha) : &alpha,
+                          b_data,
+                          b.value,
+                          a_data,
+                          a.value,
+                          wide ? static_cast<const void*>(&p.beta) : &beta,
+                          c_data == nullptr ? y_data : c_data,
+                          y.value,
+                          y_data,
+                          y.value,
+                          &proposals[at].algo,
+                          p.workspace_bytes > 0 ? aligned : nullptr,
+                          static_cast<size_t>(p.workspace_bytes),
+                          context.cuda_stream());
+  }
+
+  void warn(const Node& node) {
+    if (std::exchange(warned, true)) {
+      return;
+    }
+    std::string said;
+    for (const std::string& refusal : refusals) {
+      said += "; " + refusal;
+    }
+    log_warning("node '",
+                node.name,
+                "' (",
+                node.op_type,
+                "): a slow kernel runs: cuBLASLt ",
+                cublasLtGetVersion(),
+                " has no algorithm for ",
+                p.batch,
+                " products of ",
+                dtype_name(p.dtype),
+                shape_string({p.a.rows, p.a.columns}),
+                " and ",
+                shape_string({p.b.rows, p.b.columns}),
+                " within ",
+                p.workspace_bytes,
+                " bytes of workspace",
+                said);
   }
 };
 
@@ -257,49 +373,59 @@ Matmul::Matmul(const Problem& problem) : impl_(std::make_unique<Impl>(problem)) 
 
 Matmul::~Matmul() = default;
 
-bool Matmul::works(CudaContext& context, const void* bias, void* aux) {
+bool Matmul::try_run(KernelContext& context,
+                     const void* a,
+                     const void* b,
+                     void* y,
+                     std::span<std::byte> workspace,
+                     const void* c,
+                     const void* bias,
+                     void* aux) {
   Impl& m = *impl_;
-  m.refused = m.refused || (!m.chosen && !m.choose(context, bias, aux));
-  return !m.refused;
+  CudaContext& cuda = cuda_context(context);
+  if (!m.asked) {
+    m.ask(cuda, bias, aux);
+  } else if (m.at < m.end) {
+    m.set_pointers(bias, aux);
+  }
+  for (; m.at < m.end; ++m.at) {
+    // Where its own state is no success, a proposal holds nothing.
+    const cublasStatus_t state = m.proposals[m.at].state;
+    const cublasStatus_t status =
+        state == CUBLAS_STATUS_SUCCESS ? m.multiply(cuda, a, b, y, workspace, c) : state;
+    if (m.settled || status == CUBLAS_STATUS_SUCCESS) {
+      TRAINRT_CUDA_CHECK(status);
+      m.settled = true;
+      return true;
+    }
+    m.refuse("an algorithm", status);
+  }
+  return false;
 }
 
-void Matmul::run(CudaContext& context,
+void Matmul::run(KernelContext& context,
                  const void* a,
                  const void* b,
                  void* y,
                  std::span<std::byte> workspace,
                  const void* c,
-                 const void* bias,
-                 void* aux) {
-  Impl& m = *impl_;
-  if (!m.chosen) {
-    m.require_algorithm(m.choose(context, bias, aux));
-  } else {
-    m.set_pointers(bias, aux);
+                 const void* bias) {
+  const Problem& p = impl_->p;
+  TRAINRT_CHECK(p.epilogue == Epilogue::kNone);
+  if (impl_->is_empty() || try_run(context, a, b, y, workspace, c, bias)) {
+    return;
   }
-  std::byte* aligned = workspace.data();
-  if (!workspace.empty()) {
-    const uint64_t address = reinterpret_cast<uint64_t>(aligned);
-    aligned += (kCublasAlignment - address % kCublasAlignment) % kCublasAlignment;
+  if (p.a.columns > 0) {
+    impl_->warn(context.node());
   }
-  const float alpha32 = static_cast<float>(m.p.alpha), beta32 = static_cast<float>(m.p.beta);
-  const bool wide = m.p.dtype == DType::kFloat64;
-  TRAINRT_CUDA_CHECK(cublasLtMatmul(context.cublas(),
-                                    m.description.value,
-                                    wide ? static_cast<const void*>(&m.p.alpha) : &alpha32,
-                                    b,
-                                    m.b.value,
-                                    a,
-                                    m.a.value,
-                                    wide ? static_cast<const void*>(&m.p.beta) : &beta32,
-                                    c == nullptr ? y : c,
-                                    m.y.value,
-                                    y,
-                                    m.y.value,
-                                    &m.algorithm,
-                                    m.p.workspace_bytes > 0 ? aligned : nullptr,
-                                    static_cast<size_t>(m.p.workspace_bytes),
-                                    context.cuda_stream()));
+  dispatch_stored(context.node(), p.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (p.wide_y) {
+      plain_product<T, float>(context, p, a, b, y, c, bias);
+    } else {
+      plain_product<T, T>(context, p, a, b, y, c, bias);
+    }
+  });
 }
 
 }  // namespace trainrt::cublas

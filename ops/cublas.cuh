@@ -47,7 +47,8 @@ struct Problem {
   int64_t workspace_bytes = 0;
 };
 
-// Descriptors, and the algorithm that is chosen at the first run.
+// Descriptors, and the algorithm that is chosen at the first run: the first that does run, of those
+// that cuBLASLt's heuristic proposes.
 class Matmul {
  public:
   explicit Matmul(const Problem& problem);
@@ -55,18 +56,25 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
   // `workspace` holds problem.workspace_bytes plus kCublasAlignment, or may be empty.
-  // Without a `c` it is y.
-  void run(CudaContext& context,
+  // Without a `c` it is y. False: cuBLASLt has no algorithm, and y and aux may hold anything. The
+  // answer is the same at every call.
+  bool try_run(KernelContext& context,
+               const void* a,
+               const void* b,
+               void* y,
+               std::span<std::byte> workspace,
+               const void* c = nullptr,
+               const void* bias = nullptr,
+               void* aux = nullptr);
+  // The same where there is no epilogue: without an algorithm a plain kernel runs, and a warning
+  // says so.
+  void run(KernelContext& context,
            const void* a,
            const void* b,
            void* y,
            std::span<std::byte> workspace,
            const void* c = nullptr,
-           const void* bias = nullptr,
-           void* aux = nullptr);
-  // Whether cuBLASLt can do it at all: asked before the first run, with addresses like the later
-  // ones. Without an answer yet it asks.
-  bool works(CudaContext& context, const void* bias, void* aux);
+           const void* bias = nullptr);
 
  private:
   struct Impl;

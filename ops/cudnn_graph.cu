@@ -1,5 +1,10 @@
 // See ops/cudnn_graph.cuh.
+//
+// Heuristic mode A ranks the engines of most graphs by their expected speed; mode FALLBACK names
+// those that are meant to work wherever anything does, and is asked where none of A's is left. What
+// a heuristic proposes may still be refused when its plan is finalized, and a plan when it runs.
 #include <algorithm>
+#include <limits>
 
 #include "graph/cuda_handle.h"
 #include "ops/cudnn_graph.cuh"
@@ -18,8 +23,26 @@ std::span<std::byte> aligned(std::span<std::byte> workspace) {
       std::min(workspace.size(), (kWorkspaceAlignment - behind) % kWorkspaceAlignment));
 }
 
-// Which engine it is, and what it may not do.
-bool allowed(const Descriptor& config, const EngineRules& rules) {
+// Does `fn` of one attempt. False when cuDNN refuses, which is then among the refusals.
+template <typename Fn>
+bool taken(const std::string& attempt, std::vector<std::string>& refusals, Fn&& fn) {
+  try {
+    fn();
+    return true;
+  } catch (const Error& error) {
+    // Memory is what this attempt may want more of than the next one.
+    if (error.code() != ErrorCode::kDevice && error.code() != ErrorCode::kOutOfMemory) {
+      throw;
+    }
+    char reason[512] = {};
+    cudnnGetLastErrorString(reason, sizeof(reason));
+    refusals.push_back(concat(attempt, ": ", error.message(), reason[0] == 0 ? "" : ": ", reason));
+    return false;
+  }
+}
+
+// What an engine does that the rules forbid; null: nothing.
+const char* forbidden(const Descriptor& config, const EngineRules& rules) {
   const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = engine.get();
   int64_t count = 0;
@@ -36,56 +59,49 @@ bool allowed(const Descriptor& config, const EngineRules& rules) {
                                               CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
                                               &count,
                                               notes.data()));
-  return std::none_of(
-      notes.begin(), notes.begin() + count, [&](const cudnnBackendNumericalNote_t note) {
-        // Tensor cores take float32 as TF32.
-        const bool rounds = note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
-                            note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
-        return (rounds && rules.exact_fp32) ||
-               (note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC && rules.deterministic);
-      });
+  for (int64_t i = 0; i < count; ++i) {
+    const cudnnBackendNumericalNote_t note = notes[static_cast<size_t>(i)];
+    // Tensor cores take float32 as TF32.
+    if (rules.exact_fp32 && (note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
+                             note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)) {
+      return "rounds float32";
+    }
+    if (rules.deterministic && note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) {
+      return "is not deterministic";
+    }
+  }
+  return nullptr;
 }
 
-// The plan of an engine, if it works on this device and within the workspace.
-std::optional<Candidate> try_plan(std::string name,
-                                  const Descriptor& config,
-                                  cudnnHandle_t handle,
-                                  const EngineRules& rules) {
-  Candidate candidate{std::move(name), Descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)};
-  candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{handle});
-  candidate.plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-  const cudnnStatus_t status = cudnnBackendFinalize(candidate.plan.get());
-  if (status == CUDNN_STATUS_ALLOC_FAILED) {
-    TRAINRT_CUDA_CHECK(status);
-  }
-  if (status != CUDNN_STATUS_SUCCESS) {
-    return std::nullopt;  // an engine may refuse what the heuristic proposed: the next one is asked
-  }
-  int64_t count = 0;
-  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(candidate.plan.get(),
+// The plan of an engine, which works on this device and within the workspace.
+Descriptor plan_of(const Descriptor& config, cudnnHandle_t handle, const EngineRules& rules) {
+  const char* const does = forbidden(config, rules);
+  TRAINRT_REQUIRE(does == nullptr, kDevice, does);
+  Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{handle});
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  plan.finalize();
+  int64_t count = 0, workspace = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(plan.get(),
                                               CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
                                               CUDNN_TYPE_INT64,
                                               1,
                                               &count,
-                                              &candidate.workspace));
-  if (candidate.workspace > rules.workspace) {
-    return std::nullopt;
-  }
-  return candidate;
+                                              &workspace));
+  TRAINRT_REQUIRE(workspace <= rules.workspace,
+                  kDevice,
+                  "wants ",
+                  workspace,
+                  " bytes of workspace, of ",
+                  rules.workspace);
+  return plan;
 }
 
 std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
   Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
   heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, std::vector{mode});
-  std::vector<Descriptor> configs;
-  const cudnnStatus_t status = cudnnBackendFinalize(heuristic.get());
-  if (status == CUDNN_STATUS_ALLOC_FAILED) {
-    TRAINRT_CUDA_CHECK(status);
-  }
-  if (status != CUDNN_STATUS_SUCCESS) {
-    return configs;  // a mode may not know graphs of this kind
-  }
+  heuristic.finalize();
   int64_t count = 0;
   TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
                                               CUDNN_ATTR_ENGINEHEUR_RESULTS,
@@ -93,6 +109,7 @@ std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_
                                               0,
                                               &count,
                                               nullptr));
+  std::vector<Descriptor> configs;
   std::vector<cudnnBackendDescriptor_t> handles;
   for (int64_t i = 0; i < count; ++i) {
     configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
@@ -110,6 +127,23 @@ std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_
     configs.pop_back();
   }
   return configs;
+}
+
+// Engines that a heuristic proposes for a graph and that keep to the rules, best first.
+std::vector<Candidate> candidates_of(const Descriptor& graph,
+                                     cudnnBackendHeurMode_t mode,
+                                     cudnnHandle_t handle,
+                                     const EngineRules& rules,
+                                     std::vector<std::string>& refusals) {
+  const char* const mode_name = mode == CUDNN_HEUR_MODE_A ? "A" : "F";
+  std::vector<Descriptor> configs;  // none: a mode may not know graphs of this kind
+  taken(mode_name, refusals, [&] { configs = proposals(graph, mode); });
+  std::vector<Candidate> found;
+  for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
+    const std::string name = concat(mode_name, i);
+    taken(name, refusals, [&] { found.push_back({name, plan_of(configs[i], handle, rules)}); });
+  }
+  return found;
 }
 
 // The names under which a pointwise operation knows its tensors.
@@ -246,33 +280,12 @@ Descriptor Graph::build(cudnnHandle_t handle) const {
   return graph;
 }
 
-std::vector<Candidate> candidates(const Descriptor& graph,
-                                  cudnnHandle_t handle,
-                                  const EngineRules& rules) {
-  std::vector<Candidate> found;
-  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    const std::vector<Descriptor> configs = proposals(graph, mode);
-    for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
-      if (!allowed(configs[i], rules)) {
-        continue;
-      }
-      std::optional<Candidate> candidate =
-          try_plan(concat(mode == CUDNN_HEUR_MODE_A ? "A" : "F", i), configs[i], handle, rules);
-      if (candidate) {
-        found.push_back(std::move(*candidate));
-      }
-    }
-    if (!found.empty()) {
-      break;
-    }
-  }
-  return found;
-}
+namespace {
 
-void PlannedGraph::execute(CudaContext& context,
-                           const Descriptor& plan,
-                           const Pointers& pointers,
-                           std::span<std::byte> workspace) {
+void execute(CudaContext& context,
+             const Descriptor& plan,
+             const PlannedGraph::Pointers& pointers,
+             std::span<std::byte> workspace) {
   std::vector<int64_t> ids;
   std::vector<void*> addresses;
   for (const auto& [id, address] : pointers) {
@@ -289,10 +302,10 @@ void PlannedGraph::execute(CudaContext& context,
   TRAINRT_CUDA_CHECK(cudnnBackendExecute(context.cudnn(), plan.get(), pack.get()));
 }
 
-float PlannedGraph::milliseconds(CudaContext& context,
-                                 const Descriptor& plan,
-                                 const Pointers& pointers,
-                                 std::span<std::byte> workspace) {
+float milliseconds(CudaContext& context,
+                   const Descriptor& plan,
+                   const PlannedGraph::Pointers& pointers,
+                   std::span<std::byte> workspace) {
   cuda::Event begin, end;
   TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(begin.put(), cudaEventDefault));
   TRAINRT_CUDA_CHECK(cudaEventCreateWithFlags(end.put(), cudaEventDefault));
@@ -308,8 +321,79 @@ float PlannedGraph::milliseconds(CudaContext& context,
   return elapsed;
 }
 
+}  // namespace
+
+bool PlannedGraph::run(CudaContext& context,
+                       const std::function<Graph()>& build,
+                       const Pointers& pointers,
+                       std::span<std::byte> workspace) {
+  if (!asked_) {
+    choose(context, build, pointers, workspace);
+    asked_ = true;
+  }
+  if (plan_ != nullptr) {
+    execute(context, *plan_, pointers, workspace);
+  }
+  return plan_ != nullptr;
+}
+
+std::string PlannedGraph::why_not() const {
+  std::string text = concat("cuDNN ", cudnnGetVersion(), " has no engine for ", key_);
+  for (const std::string& refusal : refusals_) {
+    text += (&refusal == &refusals_.front() ? " (" : "; ") + refusal;
+  }
+  return refusals_.empty() ? text : text + ")";
+}
+
+// The first that runs, where runs must repeat or there is no other; else the fastest.
+Candidate* PlannedGraph::fastest(CudaContext& context,
+                                 std::vector<Candidate>& candidates,
+                                 const EngineRules& rules,
+                                 const Pointers& pointers,
+                                 std::span<std::byte> workspace) {
+  const auto runs = [&](const Candidate& candidate) {
+    return taken(
+        candidate.name, refusals_, [&] { execute(context, candidate.plan, pointers, workspace); });
+  };
+  if (candidates.size() < 2 || rules.deterministic) {
+    const auto first = std::find_if(candidates.begin(), candidates.end(), runs);
+    return first == candidates.end() ? nullptr : &*first;
+  }
+  // All that the choice depends on.
+  const std::string problem = concat(context.device_name(),
+                                     "|cuDNN ",
+                                     cudnnGetVersion(),
+                                     "|",
+                                     key_,
+                                     is_fp32_ && !rules.exact_fp32 ? " tf32 " : " ",
+                                     rules.workspace);
+  const std::optional<std::string> known = context.algorithms().find(problem);
+  const auto at = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& one) {
+    return one.name == known;
+  });
+  if (at != candidates.end() && runs(*at)) {
+    return &*at;
+  }
+  Candidate* best = nullptr;
+  float least = std::numeric_limits<float>::infinity();
+  for (Candidate& candidate : candidates) {
+    float elapsed = least;
+    taken(candidate.name, refusals_, [&] {
+      elapsed = milliseconds(context, candidate.plan, pointers, workspace);
+    });
+    if (elapsed < least) {
+      least = elapsed;
+      best = &candidate;
+    }
+  }
+  if (best != nullptr) {
+    context.algorithms().keep(problem, best->name);
+  }
+  return best;
+}
+
 void PlannedGraph::choose(CudaContext& context,
-                          const Graph& graph,
+                          const std::function<Graph()>& build,
                           const Pointers& pointers,
                           std::span<std::byte> workspace) {
   // The same wherever the workspace lies.
@@ -317,37 +401,22 @@ void PlannedGraph::choose(CudaContext& context,
       0, static_cast<int64_t>(workspace.size()) - static_cast<int64_t>(kWorkspaceAlignment));
   const EngineRules rules{context.deterministic(), is_fp32_ && !context.tf32(), room};
   const cudnnHandle_t handle = context.cudnn();
-  std::vector<Candidate> all = candidates(graph.build(handle), handle, rules);
-  asked_ = true;
-  if (all.empty()) {
+  std::optional<Graph> graph;  // outlives what refers to its tensors
+  std::optional<Descriptor> operations;
+  const bool takes = taken("its graph", refusals_, [&] {
+    graph.emplace(build());
+    operations.emplace(graph->build(handle));
+  });
+  if (!takes) {
     return;
   }
-  size_t best = 0;
-  if (all.size() > 1 && !rules.deterministic) {
-    // All that the choice depends on.
-    const std::string problem = concat(context.device_name(),
-                                       "|cuDNN ",
-                                       cudnnGetVersion(),
-                                       "|",
-                                       key_,
-                                       is_fp32_ && !rules.exact_fp32 ? " tf32 " : " ",
-                                       rules.workspace);
-    const std::optional<std::string> known = context.algorithms().find(problem);
-    const auto at = std::find_if(all.begin(), all.end(), [&](const Candidate& candidate) {
-      return candidate.name == known;
-    });
-    if (at != all.end()) {
-      best = static_cast<size_t>(at - all.begin());
-    } else {
-      std::vector<float> times;
-      for (const Candidate& candidate : all) {
-        times.push_back(milliseconds(context, candidate.plan, pointers, workspace));
-      }
-      best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
-      context.algorithms().keep(problem, all[best].name);
+  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+    std::vector<Candidate> all = candidates_of(*operations, mode, handle, rules, refusals_);
+    if (Candidate* best = fastest(context, all, rules, pointers, workspace)) {
+      plan_ = std::make_unique<Descriptor>(std::move(best->plan));
+      return;
     }
   }
-  plan_ = std::make_unique<Descriptor>(std::move(all[best].plan));
 }
 
 }  // namespace trainrt::cudnn

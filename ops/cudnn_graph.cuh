@@ -4,6 +4,7 @@
 
 #include <cudnn.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -102,23 +103,17 @@ struct EngineRules {
   bool deterministic = false;  // equal bits in every run
   bool exact_fp32 = false;     // float32 operands are not rounded to TF32
   int64_t workspace = 0;       // at most
-
-  bool operator==(const EngineRules&) const = default;
 };
 
 struct Candidate {
   std::string name;  // the same for the same graph, device and version of cuDNN
   Descriptor plan;
-  int64_t workspace = 0;
 };
 
-// Engines that cuDNN's heuristics propose for a graph and that keep to the rules, best first.
-std::vector<Candidate> candidates(const Descriptor& graph,
-                                  cudnnHandle_t handle,
-                                  const EngineRules& rules);
-
 // A graph, and the engine that runs it: of those proposed the one that was fastest in a measurement
-// at the first run, kept in the device's AlgorithmCache; the first one where runs must repeat.
+// at the first run, kept in the device's AlgorithmCache; the first one where runs must repeat. What
+// cuDNN refuses, be it the graph, an engine's plan or its run, is no error: the next engine is
+// asked.
 class PlannedGraph {
  public:
   // `key` names the problem among all that this program makes graphs for; `dtype`: of the operands,
@@ -128,40 +123,32 @@ class PlannedGraph {
 
   using Pointers = std::vector<std::pair<int64_t, const void*>>;  // tensor, where it lies
 
-  // Chooses at the first call; false: no engine can, and nothing was done. The answer is the same
-  // at every call. `build` makes the graph. Choosing runs the graph several times.
-  template <typename Build>
+  // Chooses at the first call; false: no engine can, why_not() says why, and what the graph writes
+  // may hold anything. The answer is the same at every call. `build` makes the graph. Choosing runs
+  // the graph several times.
   bool run(CudaContext& context,
-           const Build& build,
+           const std::function<Graph()>& build,
            const Pointers& pointers,
-           std::span<std::byte> workspace) {
-    if (!asked_) {
-      const Graph graph = build();
-      choose(context, graph, pointers, workspace);
-    }
-    if (plan_ != nullptr) {
-      execute(context, *plan_, pointers, workspace);
-    }
-    return plan_ != nullptr;
-  }
+           std::span<std::byte> workspace);
+
+  // What was asked for, and what cuDNN said to each attempt.
+  std::string why_not() const;
 
  private:
   void choose(CudaContext& context,
-              const Graph& graph,
+              const std::function<Graph()>& build,
               const Pointers& pointers,
               std::span<std::byte> workspace);
-  static void execute(CudaContext& context,
-                      const Descriptor& plan,
-                      const Pointers& pointers,
-                      std::span<std::byte> workspace);
-  static float milliseconds(CudaContext& context,
-                            const Descriptor& plan,
-                            const Pointers& pointers,
-                            std::span<std::byte> workspace);
+  Candidate* fastest(CudaContext& context,
+                     std::vector<Candidate>& candidates,
+                     const EngineRules& rules,
+                     const Pointers& pointers,
+                     std::span<std::byte> workspace);
   std::string key_;
   bool is_fp32_;
   bool asked_ = false;
-  std::unique_ptr<Descriptor> plan_;  // null: no engine
+  std::unique_ptr<Descriptor> plan_;   // null: no engine
+  std::vector<std::string> refusals_;  // in the order in which they were asked
 };
 
 }  // namespace trainrt::cudnn

@@ -108,7 +108,7 @@ Kernel matmul_cuda(const OpContext& op, const DeviceSpec& spec) {
     const std::byte* term = adds_term ? static_cast<const std::byte*>(context.raw_input(kTerm)) : y;
     for_each_matrix(batches.outer, [&](int64_t a_offset, int64_t b_offset, int64_t y_offset) {
       const int64_t y_bytes = y_offset * batches.count * element;
-      matmul->run(cuda_context(context),
+      matmul->run(context,
                   a + a_offset * element,
                   b + b_offset * element,
                   y + y_bytes,
@@ -162,23 +162,21 @@ Kernel activated_cuda(const NodePair& pair, const DeviceSpec& spec) {
   const Node* second_node = &pair.second.node();
   const int other = static_cast<int>(op.node().inputs.size());  // GeluGrad's x
   return [=](KernelContext& context) {
-    CudaContext& cuda = cuda_context(context);
     const void* bias = problem.bias ? context.raw_input(kBias) : nullptr;
     void* aux = problem.epilogue == cublas::Epilogue::kGeluAux    ? context.raw_output(0)
                 : problem.epilogue == cublas::Epilogue::kGeluGrad ? context.raw_input(other)
                                                                   : nullptr;
-    if (!matmul->works(cuda, bias, aux)) {
+    const bool ran = matmul->try_run(context,
+                                     context.raw_input(0),
+                                     context.raw_input(1),
+                                     context.raw_output(1),
+                                     context.workspace(),
+                                     problem.beta != 0 ? context.raw_input(kTerm) : nullptr,
+                                     bias,
+                                     aux);
+    if (!ran) {
       run_one_by_one(first, *second_node, second, context);
-      return;
     }
-    matmul->run(cuda,
-                context.raw_input(0),
-                context.raw_input(1),
-                context.raw_output(1),
-                context.workspace(),
-                problem.beta != 0 ? context.raw_input(kTerm) : nullptr,
-                bias,
-                aux);
   };
 }
 

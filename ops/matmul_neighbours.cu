@@ -63,18 +63,15 @@ class JoinedProduct {
 
   // Null `aux`: without the epilogue. False when the epilogue's work is left to be done.
   bool run(KernelContext& context, std::span<std::byte> workspace, void* aux) {
-    CudaContext& cuda = cuda_context(context);
-    const bool joins = has_epilogue_ && aux != nullptr && joined_.works(cuda, nullptr, aux);
-    (joins ? joined_ : alone_)
-        .run(cuda,
-             context.raw_input(0),
-             context.raw_input(1),
-             context.raw_output(0),
-             workspace,
-             nullptr,
-             nullptr,
-             joins ? aux : nullptr);
-    return joins;
+    const void* const first = context.raw_input(0);
+    const void* const second = context.raw_input(1);
+    void* const y = context.raw_output(0);
+    if (has_epilogue_ && aux != nullptr &&
+        joined_.try_run(context, first, second, y, workspace, nullptr, nullptr, aux)) {
+      return true;
+    }
+    alone_.run(context, first, second, y, workspace);
+    return false;
   }
 
  private:

@@ -1,4 +1,5 @@
-// A device of the double, which nothing may be left of when it goes.
+// A device of the double, which nothing may be left of when it goes, and whose libraries were asked
+// for nothing invalid.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,13 +13,14 @@ namespace trainrt::testing {
 
 class DoubleDevice {
  public:
-  DoubleDevice() {
+  explicit DoubleDevice(const DeviceOptions& options = {}) {
     cuda_double::reset();
-    device_ = cuda_module().make_device(0, {});
+    device_ = cuda_module().make_device(0, options);
   }
   ~DoubleDevice() {
     device_.reset();
     EXPECT_EQ(cuda_double::alive(), "");
+    EXPECT_EQ(cuda_double::misuses(), "");
   }
   DoubleDevice(const DoubleDevice&) = delete;
   DoubleDevice& operator=(const DoubleDevice&) = delete;

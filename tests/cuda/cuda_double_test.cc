@@ -6,6 +6,9 @@
 
 #include "graph/cuda_handle.h"
 
+// As ops/launch.cuh declares it.
+cudaError_t trainrt_double_launch(cudaStream_t stream, int64_t n, std::function<void()> work);
+
 namespace trainrt {
 namespace {
 
@@ -85,6 +88,17 @@ TEST_F(CudaDoubleTest, WhatWaitsOrAllocatesBreaksACapture) {
             }),
             cudaErrorStreamCaptureInvalidated);
   EXPECT_EQ(cudaStreamEndCapture(stream_.get(), graph_.put()), cudaErrorIllegalState);
+}
+
+TEST_F(CudaDoubleTest, ACaptureLoadsNoKernel) {
+  const auto launch = [&] { return trainrt_double_launch(stream_.get(), 1, [] {}); };
+  EXPECT_EQ(launch(), cudaSuccess);
+  EXPECT_EQ(capture([&] { EXPECT_EQ(launch(), cudaSuccess); }), cudaSuccess);
+  EXPECT_EQ(capture([&] {
+              EXPECT_EQ(trainrt_double_launch(stream_.get(), 1, [] {}),  // another kernel
+                        cudaErrorStreamCaptureUnsupported);
+            }),
+            cudaErrorStreamCaptureInvalidated);
 }
 
 TEST_F(CudaDoubleTest, AKernelsStreamIsOfTheThreadsDevice) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "graph/dtype.h"
@@ -58,15 +59,22 @@ struct Preference {
 
 // What the double's heuristic hands out as an algorithm: it must come back to the same product.
 struct Algorithm {
-  uint64_t magic = 0;
+  uint32_t magic = 0;
+  int index = 0;  // among those handed out
   uint64_t m = 0, n = 0, k = 0;
   uint32_t epilogue = 0;
   uint32_t alignment[4] = {};
   uint64_t workspace = 0;
 };
 constexpr double kGeluSlope = 0.79788456080286535588, kGeluCubic = 0.044715;
-constexpr uint64_t kMagic = 0x7472616972740001;
+constexpr uint32_t kMagic = 0x74726169;
+constexpr int kNumAlgorithms = 2;  // for a product that has any
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+using cuda_double::Fault;
+Fault fault_of(const Algorithm& algorithm) {
+  return cuda_double::fault_of("L" + std::to_string(algorithm.index));
+}
 
 size_t bytes_of(cudaDataType type) {
   switch (type) {
@@ -367,17 +375,28 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t,
   const Sizes s = sizes_of(description(d), layout(a), layout(b), layout(y));
   if (!s.valid || requested < 1) {
     *found = 0;
+    cuda_double::note_misuse(__func__);
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (!has_algorithm(description(d), s)) {
     *found = 0;
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  Algorithm algorithm{kMagic, s.m, s.n, s.k, description(d).epilogue, {}, preference(p).workspace};
+  Algorithm algorithm{
+      kMagic, 0, s.m, s.n, s.k, description(d).epilogue, {}, preference(p).workspace};
   std::memcpy(algorithm.alignment, preference(p).alignment, sizeof(algorithm.alignment));
-  std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
-  results[0].workspaceSize = algorithm.workspace;
-  *found = 1;
+  *found = std::min(requested, kNumAlgorithms);
+  for (; algorithm.index < *found; ++algorithm.index) {
+    cublasLtMatmulHeuristicResult_t& result = results[algorithm.index];
+    result.state = fault_of(algorithm) == Fault::kRefuses ? CUBLAS_STATUS_NOT_SUPPORTED
+                                                          : CUBLAS_STATUS_SUCCESS;
+    // What stands in a result without success is nothing to be used.
+    std::memset(static_cast<void*>(&result.algo), 0, sizeof(result.algo));
+    if (result.state == CUBLAS_STATUS_SUCCESS) {
+      std::memcpy(static_cast<void*>(&result.algo), &algorithm, sizeof(algorithm));
+    }
+    result.workspaceSize = algorithm.workspace;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -434,7 +453,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
                                      aligned(desc.aux, 16) && y.batch == 1 && desc.aux != y_data &&
                                      cuda_double::is_device_range(desc.aux, aux_bytes));
   if (handle == nullptr || !s.valid || !fits || !on_device || !c_fits || !bias_fits || !aux_fits) {
+    cuda_double::note_misuse(__func__);
     return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (fault_of(algorithm) == Fault::kFails) {
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  }
+  const std::string kernel = "cuBLASLt " + std::to_string(algorithm.index) + " " +
+                             std::to_string(desc.epilogue) + " " + std::to_string(a.type);
+  if (cuda_double::load_kernel(stream, kernel) != cudaSuccess) {
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   }
   cuda_double::count_product(desc.epilogue);
   const double factor = load(alpha, desc.scale, 0), keep = load(beta, desc.scale, 0);

@@ -3,6 +3,7 @@
 #include <cudnn.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -47,28 +48,38 @@ std::shared_ptr<Node>& node(cudnnBackendDescriptor_t descriptor) {
   return *static_cast<std::shared_ptr<Node>*>(descriptor);
 }
 
-// What the double's engines want as workspace.
-constexpr int64_t kEngineWorkspace = 256;
+// What the double's engines want as workspace, and those that want more than there is.
+constexpr int64_t kEngineWorkspace = 256, kTooMuchWorkspace = int64_t{1} << 40;
 
-// The operation graph of a plan or of anything on the way to it.
-const Node* graph_node(const Node& n) {
-  if (n.type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
+using cuda_double::Fault;
+using cuda_double::fault_of;
+
+// Of the kind `type`: a plan, or anything on the way to it.
+const Node* part_of(const Node& n, cudnnBackendDescriptorType_t type) {
+  if (n.type == type) {
     return &n;
   }
   for (const int name : {static_cast<int>(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG),
                          static_cast<int>(CUDNN_ATTR_ENGINECFG_ENGINE),
                          static_cast<int>(CUDNN_ATTR_ENGINE_OPERATION_GRAPH)}) {
     if (const Node* child = n.child(name)) {
-      return graph_node(*child);
+      return part_of(*child, type);
     }
   }
   return nullptr;
 }
 
-std::shared_ptr<Node> engine_of(const std::shared_ptr<Node>& graph,
+Fault fault_of_plan(const Node& plan) {
+  const Node* const engine = part_of(plan, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  return engine == nullptr ? Fault::kNone : fault_of(engine->engine);
+}
+
+std::shared_ptr<Node> engine_of(const char* name,
+                                const std::shared_ptr<Node>& graph,
                                 std::vector<cudnnBackendNumericalNote_t> notes) {
   auto engine = std::make_shared<Node>();
   engine->type = CUDNN_BACKEND_ENGINE_DESCRIPTOR;
+  engine->engine = name;
   engine->finalized = true;
   engine->children[CUDNN_ATTR_ENGINE_OPERATION_GRAPH] = {graph};
   const std::byte* bytes = reinterpret_cast<const std::byte*>(notes.data());
@@ -90,9 +101,14 @@ std::vector<std::shared_ptr<Node>> engines(const Node& heuristic) {
   }
   if (heuristic.one<cudnnBackendHeurMode_t>(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A) ==
       CUDNN_HEUR_MODE_FALLBACK) {
-    return {engine_of(graph, plain)};
+    return {engine_of("F0", graph, plain)};
   }
-  return {engine_of(graph, fast), engine_of(graph, plain)};
+  return {engine_of("A0", graph, fast), engine_of("A1", graph, plain)};
+}
+
+cudnnStatus_t misused(const char* call) {
+  cuda_double::note_misuse(call);
+  return CUDNN_STATUS_BAD_PARAM;
 }
 
 bool is_known_operation(const Node& n) {
@@ -115,6 +131,9 @@ const char* cudnnGetErrorString(cudnnStatus_t status) {
   return status == CUDNN_STATUS_ALLOC_FAILED ? "CUDNN_STATUS_ALLOC_FAILED"
                                              : "CUDNN_STATUS_OF_DOUBLE";
 }
+void cudnnGetLastErrorString(char* message, size_t size) {
+  std::snprintf(message, size, "the double's reason");
+}
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   DOUBLE_ENTRY(CUDNN_STATUS_ALLOC_FAILED)
   *handle = new cudnnContext{cuda_double::current_device(), nullptr};
@@ -129,7 +148,7 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   DOUBLE_ENTRY(CUDNN_STATUS_BAD_PARAM)
   if (cuda_double::device_of(stream) != handle->device) {
-    return CUDNN_STATUS_BAD_PARAM;
+    return misused(__func__);
   }
   handle->stream = stream;
   return CUDNN_STATUS_SUCCESS;
@@ -158,7 +177,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
   DOUBLE_ENTRY(CUDNN_STATUS_BAD_PARAM)
   Node& n = *node(descriptor);
   if (n.finalized || element_size(type) == 0 || count <= 0) {
-    return CUDNN_STATUS_BAD_PARAM;
+    return misused(__func__);
   }
   if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
     const auto* handles = static_cast<const cudnnBackendDescriptor_t*>(elements);
@@ -166,7 +185,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
     for (int64_t i = 0; i < count; ++i) {
       children.push_back(node(handles[i]));
       if (!children.back()->finalized) {
-        return CUDNN_STATUS_BAD_PARAM;
+        return misused(__func__);
       }
     }
     n.children[name] = std::move(children);
@@ -195,12 +214,18 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
       good = is_known_operation(n);
       break;
     case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
+      if (fault_of("graph") == Fault::kRefuses) {
+        return CUDNN_STATUS_NOT_SUPPORTED;
+      }
       good = cuda_double::dnn::graph_of(n).has_value();
       break;
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
       good = n.child(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) != nullptr;
       break;
     case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
+      if (fault_of_plan(n) == Fault::kRefuses) {
+        return CUDNN_STATUS_NOT_SUPPORTED;
+      }
       good = n.child(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG) != nullptr;
       break;
     case CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR:
@@ -213,7 +238,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
       good = false;
   }
   n.finalized = good;
-  return good ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+  return good ? CUDNN_STATUS_SUCCESS : misused(__func__);
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
@@ -225,7 +250,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
   DOUBLE_ENTRY(CUDNN_STATUS_BAD_PARAM)
   Node& n = *node(descriptor);
   if (!n.finalized) {
-    return CUDNN_STATUS_BAD_PARAM;
+    return misused(__func__);
   }
   switch (name) {
     case CUDNN_ATTR_ENGINEHEUR_RESULTS: {
@@ -252,7 +277,8 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
     }
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
       *count = 1;
-      *static_cast<int64_t*>(elements) = kEngineWorkspace;
+      *static_cast<int64_t*>(elements) =
+          fault_of_plan(n) == Fault::kWantsMore ? kTooMuchWorkspace : kEngineWorkspace;
       return CUDNN_STATUS_SUCCESS;
     default:
       return CUDNN_STATUS_NOT_SUPPORTED;
@@ -264,16 +290,24 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle,
                                   cudnnBackendDescriptor_t variant_pack) {
   DOUBLE_ENTRY(CUDNN_STATUS_EXECUTION_FAILED)
   const Node &p = *node(plan), &pack = *node(variant_pack);
-  const Node* operations = graph_node(p);
+  const Node* operations = part_of(p, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   const auto uids = pack.get<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto pointers = pack.get<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   void* workspace = pack.one<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, nullptr);
   if (!p.finalized || !pack.finalized || operations == nullptr || uids.size() != pointers.size() ||
       handle->stream == nullptr || !cuda_double::is_device_range(workspace, kEngineWorkspace) ||
       reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
-    return CUDNN_STATUS_BAD_PARAM;
+    return misused(__func__);
+  }
+  if (fault_of_plan(p) == Fault::kFails) {
+    return CUDNN_STATUS_EXECUTION_FAILED;
   }
   const Graph graph = *cuda_double::dnn::graph_of(*operations);
+  const std::string kernel = "cuDNN " + part_of(p, CUDNN_BACKEND_ENGINE_DESCRIPTOR)->engine + " " +
+                             graph.operations.front().name;
+  if (cuda_double::load_kernel(handle->stream, kernel) != cudaSuccess) {
+    return CUDNN_STATUS_EXECUTION_FAILED;
+  }
   std::map<int64_t, void*> data;
   std::map<int64_t, double> scalars;  // read now, as the real library does
   for (const Tensor& tensor : graph.in_memory()) {
@@ -282,14 +316,14 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle,
         at == uids.end() ? nullptr : pointers[static_cast<size_t>(at - uids.begin())];
     if (pointer == nullptr ||
         reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(tensor.alignment) != 0) {
-      return CUDNN_STATUS_BAD_PARAM;
+      return misused(__func__);
     }
     if (tensor.by_value) {
       scalars[tensor.uid] = load(tensor, pointer).at(0);
     } else if (cuda_double::is_device_range(pointer, tensor.extent())) {
       data[tensor.uid] = pointer;
     } else {
-      return CUDNN_STATUS_BAD_PARAM;
+      return misused(__func__);
     }
   }
   const cudaError_t queued =

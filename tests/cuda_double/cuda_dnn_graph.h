@@ -28,6 +28,7 @@ struct Attribute {
 struct Node {
   cudnnBackendDescriptorType_t type{};
   bool finalized = false;
+  std::string engine;  // its name
   std::map<int, Attribute> attributes;
   std::map<int, std::vector<std::shared_ptr<Node>>> children;
 

@@ -46,6 +46,20 @@ void fail_call(int64_t number);
 // Calls since fail_call() or reset(), and the name of the one that was made to fail.
 int64_t num_calls();
 std::string failed_call();
+
+// What a library's engine does against its user, from now on. Engines are cuDNN's "A0" and "A1" of
+// heuristic mode A, "F0" of its fallback; "graph" is any operation graph; cuBLASLt's are "L0",
+// "L1".
+enum class Fault {
+  kNone,
+  kRefuses,    // when its plan, or the graph, is finalized; cuBLASLt does not propose it
+  kWantsMore,  // workspace than anybody has
+  kFails       // when it is run
+};
+void set_fault(const std::string& engine, Fault fault);
+// What set_fault() said of it last.
+Fault fault_of(const std::string& engine);
+
 int64_t num_waits();     // cudaStreamWaitEvent calls since reset()
 int64_t num_launches();  // kernels run since reset(), replays of graphs included
 
@@ -68,6 +82,14 @@ struct CompiledText {
 };
 std::vector<CompiledText> compiled_texts();
 
+// Kernels that were first launched, and their code so loaded, while their device had communication
+// to do: CUDA waits for that then, for ever if the peers wait in the same way.
+int64_t num_loads_under_communication();
+
+// Calls of cuDNN and cuBLASLt since reset() with something invalid, as text: whoever asks another
+// engine then would hide them.
+std::string misuses();
+
 // What has been made and not been freed, as text; empty when nothing is.
 std::string alive();
 
@@ -78,6 +100,10 @@ const Options& options();
 bool enters_failure(const char* name);
 void reset_compiler();
 void count_alive(const char* kind, int change);
+void note_misuse(const char* call);
+// Loads a kernel's code if it is the first launch on the stream's device: an error within a
+// capture, which is lost by it.
+cudaError_t load_kernel(cudaStream_t stream, const std::string& kernel);
 void count_launch();
 void count_replay();
 void count_product(unsigned epilogue);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "tests/cuda_double/cuda_double.h"
@@ -21,9 +22,12 @@ struct State {
   std::map<std::string, int> alive;
   std::map<unsigned, int64_t> products;   // by epilogue
   std::map<std::string, int64_t> graphs;  // by operation
+  std::map<std::string, Fault> faults;    // by engine
   int64_t additions = 0;
   int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, replays = 0;
-  std::string failed;
+  std::string failed, misuses;
+  std::set<std::pair<int, std::string>> loaded;  // kernels by device
+  int64_t loads_under_communication = 0;
 };
 
 State& state() {
@@ -54,8 +58,12 @@ void reset(const Options& options) {
   s.options = options;
   s.calls = s.fail_at = s.waits = s.launches = s.replays = 0;
   s.failed.clear();
+  s.misuses.clear();
+  s.loaded.clear();
+  s.loads_under_communication = 0;
   s.products.clear();
   s.graphs.clear();
+  s.faults.clear();
   s.additions = 0;
   reset_compiler();
   reset_memory(options.num_devices);
@@ -73,6 +81,29 @@ void fail_call(int64_t number) {
   state().calls = 0;
   state().fail_at = number;
   state().failed.clear();
+}
+
+void set_fault(const std::string& engine, Fault fault) {
+  const Lock lock;
+  state().faults[engine] = fault;
+}
+Fault fault_of(const std::string& engine) {
+  const Lock lock;
+  const auto at = state().faults.find(engine);
+  return at == state().faults.end() ? Fault::kNone : at->second;
+}
+
+int64_t num_loads_under_communication() {
+  const Lock lock;
+  return state().loads_under_communication;
+}
+std::string misuses() {
+  const Lock lock;
+  return state().misuses;
+}
+void note_misuse(const char* call) {
+  const Lock lock;
+  state().misuses += std::string(call) + "; ";
 }
 
 int64_t num_calls() {
@@ -168,6 +199,20 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
   return cudaSuccess;
 }
 
+cudaError_t load_kernel(cudaStream_t stream, const std::string& kernel) {
+  const Lock lock;
+  const auto known = find_stream(stream);
+  if (known == nullptr || !state().loaded.emplace(known->device, kernel).second) {
+    return cudaSuccess;
+  }
+  if (known->capture != nullptr) {
+    known->capture->invalid = true;
+    return result(cudaErrorStreamCaptureUnsupported);
+  }
+  state().loads_under_communication += communicates(known->device) ? 1 : 0;
+  return cudaSuccess;
+}
+
 bool is_device_range(const void* data, size_t bytes) {
   const Lock lock;
   return owner_of(data, bytes) >= 0;
@@ -196,6 +241,11 @@ cudaError_t trainrt_double_launch(cudaStream_t stream, int64_t n, std::function<
   }
   if (device_of(stream) != current_device()) {
     return result(cudaErrorInvalidResourceHandle);
+  }
+  // The type of the work is that of the kernel.
+  if (const cudaError_t code = load_kernel(stream, work.target_type().name());
+      code != cudaSuccess) {
+    return code;
   }
   return enqueue(stream, [work = std::move(work)] {
     count_launch();

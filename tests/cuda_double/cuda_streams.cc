@@ -213,6 +213,16 @@ void drain(int device) {
   }
 }
 
+bool communicates(int device) {
+  const auto& all = streams().all;
+  return std::any_of(all.begin(), all.end(), [device](const auto& stream) {
+    return stream->device == device &&
+           std::any_of(stream->queue.begin(), stream->queue.end(), [](const Op& op) {
+             return op.kind == Op::Kind::kMeet;
+           });
+  });
+}
+
 void run_some() {
   const auto all = streams().all;
   for (const auto& stream : all) {

@@ -95,7 +95,8 @@ void destroy_stream(CUstream_st& stream);
 void run_until(CUstream_st& goal, const std::function<bool()>& done);
 void run_until_empty(CUstream_st& stream);
 void drain(int device);
-void run_some();  // as a device does beside a host that asks
+bool communicates(int device);  // one of its streams meets others, or is to
+void run_some();                // as a device does beside a host that asks
 
 // Waits, without the lock, a moment for other threads; `waited` counts the moments of one wait.
 void wait_for_others(const char* what, int& waited);

@@ -112,6 +112,9 @@ size_t cudnnGetVersion() {
 const char* cudnnGetErrorString(cudnnStatus_t status) {
   return REAL(cudnnGetErrorString)(status);
 }
+void cudnnGetLastErrorString(char* message, size_t size) {
+  REAL(cudnnGetLastErrorString)(message, size);
+}
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   *handle = reinterpret_cast<cudnnHandle_t>(&state());
   return CUDNN_STATUS_SUCCESS;

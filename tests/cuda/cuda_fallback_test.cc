@@ -1,0 +1,119 @@
+// What cuDNN or cuBLASLt refuses, or fails at, is done by their next engine, and by a kernel
+// without them when none is left.
+#include <cublasLt.h>
+#include <gtest/gtest.h>
+
+#include "graph/op_def.h"
+#include "tests/cuda/cuda_double_device.h"
+#include "tests/support/device_case.h"
+#include "tests/support/tolerance.h"
+
+namespace trainrt::testing {
+namespace {
+
+using cuda_double::Fault;
+
+class CudaFallbackTest : public ::testing::Test {
+ protected:
+  // Runs the operator's first example and answers with all that was logged.
+  std::string run(const std::string& type, DType dtype = DType::kFloat32) {
+    const OpDef& op = get_op(type);
+    const NodeCase test_case = make_case(op, op.examples.at(0), dtype);
+    const std::vector<Tensor> expected = run_case(test_case);
+    ::testing::internal::CaptureStderr();
+    const std::vector<Tensor> actual = run_on_device(test_case, **device_, std::nullopt, true);
+    const std::string logged = ::testing::internal::GetCapturedStderr();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(tensors_near(actual[i], expected[i], kernel_tolerance(dtype))) << type;
+    }
+    return logged;
+  }
+
+  void set_device(const DeviceOptions& options) {
+    device_.reset();
+    device_ = std::make_unique<DoubleDevice>(options);
+  }
+  static void set_faults(const std::vector<std::string>& engines, Fault fault) {
+    for (const std::string& engine : engines) {
+      cuda_double::set_fault(engine, fault);
+    }
+  }
+
+  std::unique_ptr<DoubleDevice> device_ = std::make_unique<DoubleDevice>();
+};
+
+const std::vector<std::pair<std::string, std::string>> kConvolutions = {
+    {"Conv", "conv_forward"}, {"ConvInputGrad", "conv_data"}, {"ConvWeightGrad", "conv_filter"}};
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_F(CudaFallbackTest, CudnnsOtherEnginesRunWhatOneRefuses) {
+  for (const Fault fault : {Fault::kRefuses, Fault::kWantsMore, Fault::kFails}) {
+    for (const std::vector<std::string>& engines :
+         {std::vector<std::string>{"A0"}, {"A1"}, {"A0", "A1"}}) {
+      for (const bool deterministic : {false, true}) {
+        DeviceOptions options;
+        options.deterministic = deterministic;
+        options.tf32 = true;
+        set_device(options);
+        set_faults(engines, fault);
+        for (const auto& [type, graph] : kConvolutions) {
+          EXPECT_EQ(run(type), "");
+          EXPECT_GT(cuda_double::num_graphs(graph), 0) << type;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaFallbackTest, AKernelRunsConvolutionsWhenCudnnHasNone) {
+  for (const Fault fault : {Fault::kRefuses, Fault::kWantsMore, Fault::kFails}) {
+    set_faults({"A0", "A1", "F0"}, fault);
+    for (const auto& [type, graph] : kConvolutions) {
+      const std::string logged = run(type);
+      EXPECT_EQ(cuda_double::num_graphs(graph), 0) << type;
+      EXPECT_TRUE(has(logged, type + " float32 x[")) << logged;  // what was asked for
+      EXPECT_TRUE(has(logged, "A1: ") && has(logged, "F0: ")) << logged;
+      EXPECT_TRUE(has(logged, fault == Fault::kWantsMore ? "bytes of workspace" : "reason"))
+          << logged;
+    }
+  }
+}
+
+TEST_F(CudaFallbackTest, AKernelRunsConvolutionsWhoseGraphCudnnRefuses) {
+  cuda_double::set_fault("graph", Fault::kRefuses);
+  for (const auto& [type, graph] : kConvolutions) {
+    EXPECT_TRUE(has(run(type), "its graph: "));
+    EXPECT_EQ(cuda_double::num_graphs(graph), 0) << type;
+  }
+}
+
+TEST_F(CudaFallbackTest, CublasLtsNextAlgorithmRunsWhatOneRefuses) {
+  for (const Fault fault : {Fault::kRefuses, Fault::kFails}) {
+    cuda_double::set_fault("L0", fault);
+    for (const std::string type : {"MatMul", "MatMulAdd", "MatMulReluGrad"}) {
+      EXPECT_EQ(run(type), "");
+    }
+    EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DRELU), 0);
+  }
+}
+
+TEST_F(CudaFallbackTest, AKernelMultipliesWhenCublasLtHasNoAlgorithm) {
+  for (const Fault fault : {Fault::kRefuses, Fault::kFails}) {
+    set_faults({"L0", "L1"}, fault);
+    for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
+      for (const std::string type :
+           {"MatMul", "MatMulAdd", "MatMulReluGrad", "MatMulWeightBiasGrad", "FusedAttention"}) {
+        const std::string logged = run(type, dtype);
+        EXPECT_TRUE(has(logged, "(" + type + "): a slow kernel runs")) << logged;
+        EXPECT_TRUE(has(logged, dtype_name(dtype))) << logged;
+      }
+    }
+    EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_DEFAULT), 0);
+  }
+}
+
+}  // namespace
+}  // namespace trainrt::testing
