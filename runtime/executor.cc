@@ -228,6 +228,44 @@ struct Executor::Impl {
     noted.clear();
   }
 
+  // What lies in stash slots is patched in.
+  void set_addresses(const BoundProgram& bound, BoundPhase& phase, int micro_batch) const {
+    for (BoundNode& node : phase.nodes) {
+      for (const StashPatch& patch : node.patches) {
+        std::byte* data = address(bound, *patch.at, micro_batch);
+        if (patch.ref != nullptr) {
+          patch.ref->data = data;
+        } else {
+          node.workspace = {data, node.workspace.size()};
+        }
+      }
+    }
+  }
+
+  // CUDA loads a kernel's code when it is launched first, and waits then for all that the GPU has
+  // to do: for ever, when that is a message to a peer which does the same. So all kernels run once,
+  // on zeros, before ranks communicate; nor do peers wait while algorithms are measured or kernels
+  // compiled.
+  void run_kernels_once() {
+    for (BoundProgram& bound : programs) {
+      write_constants(bound);
+      for (BoundVariant& variant : bound.variants) {
+        for (std::vector<BoundPhase>* phases : {&variant.phases, &variant.ahead}) {
+          for (BoundPhase& phase : *phases) {
+            set_addresses(bound, phase, 0);
+            for (const BoundTensor& feed : phase.feeds) {
+              device.fill_zero(address(bound, *feed.at, 0), feed.value->type.bytes());
+            }
+            nodes.run_kernels_once(phase);
+          }
+        }
+      }
+    }
+    device.synchronize();
+    device.fill_zero(arena->data(), arena->bytes());
+    std::memset(host_arena->data(), 0, static_cast<size_t>(host_arena->bytes()));
+  }
+
   // `micro_batch` is -1 for phases that run once per step.
   void run_phase(const BoundProgram& bound,
                  BoundPhase& phase,
@@ -242,16 +280,7 @@ struct Executor::Impl {
       step.first_sample =
           static_cast<uint64_t>(micro_batches->at(static_cast<size_t>(micro_batch)).first_sample);
     }
-    for (BoundNode& node : phase.nodes) {
-      for (const StashPatch& patch : node.patches) {
-        std::byte* data = address(bound, *patch.at, micro_batch);
-        if (patch.ref != nullptr) {
-          patch.ref->data = data;
-        } else {
-          node.workspace = {data, node.workspace.size()};
-        }
-      }
-    }
+    set_addresses(bound, phase, micro_batch);
     for (Segment& segment : phase.segments) {
       nodes.run(phase, segment, step);
       if (segment.end == phase.grad_norm_node + 1) {
@@ -392,6 +421,9 @@ void Executor::load() {
   for (BoundProgram& bound : impl_->programs) {
     bind_persistent(bound);
     bind_program(bound, impl_->arena->data(), impl_->host_arena->data(), impl_->input_names);
+  }
+  if (!impl_->communicators.on_device.empty()) {
+    impl_->run_kernels_once();
   }
   for (const auto& [group, communicator] : impl_->communicators.on_device) {
     std::vector<Message> messages;

@@ -48,6 +48,15 @@ void NodeRunner::run(BoundPhase& phase, Segment& segment, const StepContext& ste
   }
 }
 
+void NodeRunner::run_kernels_once(BoundPhase& phase) {
+  for (BoundNode& node : phase.nodes) {
+    if (node.kernel) {
+      throw_if_a_rank_failed();
+      run_kernel(node, {});
+    }
+  }
+}
+
 void NodeRunner::throw_if_a_rank_failed() const {
   if (communicators_.world != nullptr) {
     communicators_.world->throw_if_failed();

@@ -25,6 +25,9 @@ class NodeRunner {
   // Nodes [segment.begin, segment.end) of a phase, whose addresses have been set.
   void run(BoundPhase& phase, Segment& segment, const StepContext& step);
 
+  // All kernels of a phase, without communication, whatever they find in memory.
+  void run_kernels_once(BoundPhase& phase);
+
   CommunicatedMemory& communicated() { return communicated_; }
 
   // Time spent in communication, and waiting for it, since reset_communicating(). CPUs only: a GPU

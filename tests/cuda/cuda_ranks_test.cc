@@ -229,6 +229,20 @@ TEST_F(CudaRanksRun, AMissingWaitIsNoticed) {
   EXPECT_GT(noticed, tried / 2) << "of " << tried << " waits left out";
 }
 
+// A GPU that loads a kernel's code waits for its messages to be taken, by a peer that may do so
+// too.
+TEST_F(CudaRanksRun, NoKernelIsLoadedWhileRanksCommunicate) {
+  const std::string path = model("gpt2", kFourLayers);
+  const Words steps = {"--steps", "2", "--batch-size", "5", "--micro-batch-size", "2"};
+  for (const Words& pins : {Words{"--pp", "2"},
+                            {"--pp", "2", "--virtual-stages", "2"},
+                            {"--pp", "2", "--schedule", "zb-h1"}}) {
+    cuda_double::reset({.num_devices = 4});
+    train(path, gpus(2, pins), steps);
+    EXPECT_EQ(cuda_double::num_loads_under_communication(), 0);
+  }
+}
+
 TEST_F(CudaRanksRun, AFailureOnOneGpuEndsAllWithoutALeak) {
   const std::string path = model("mlp", {"--hidden", "8"});
   const Words devices = gpus(2, {"--pp", "2"});
