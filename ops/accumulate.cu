@@ -107,9 +107,13 @@ template <typename Word>
 struct StoreRow {
   const Word* row;
   Word* rows;
-  int64_t size;
+  int64_t size, count;
   const int64_t* micro_batch;
-  TRAINRT_HOST_DEVICE void operator()(int64_t i) const { rows[*micro_batch * size + i] = row[i]; }
+  TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
+    if (*micro_batch < count) {
+      rows[*micro_batch * size + i] = row[i];
+    }
+  }
 };
 
 void store_row_cuda(KernelContext& context) {
@@ -121,6 +125,7 @@ void store_row_cuda(KernelContext& context) {
            StoreRow<Word>{static_cast<const Word*>(context.raw_input(1)),
                           static_cast<Word*>(context.raw_output(0)),
                           size,
+                          context.input_shape(0)[0],
                           context.input<int64_t>(2)});
   });
 }

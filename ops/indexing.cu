@@ -146,6 +146,17 @@ void gather_grad_cuda(KernelContext& context) {
   const RowView view = row_view(context, context.output_shape(0));
   const Indices indices = indices_of(context, 0);
   const int64_t num_indices = num_elements(context.input_shape(0));
+  TRAINRT_REQUIRE(num_indices < kNoPosition,
+                  kUnsupported,
+                  "node '",
+                  context.node().name,
+                  "' (",
+                  context.node().op_type,
+                  "): ",
+                  num_indices,
+                  " indices; CUDA takes fewer than ",
+                  kNoPosition,
+                  ". Use a smaller --micro-batch-size");
   int32_t* head = reinterpret_cast<int32_t*>(context.workspace().data());
   int32_t* next = head + view.rows;
   launch(context, num_indices, LinkPositions{view, indices, num_indices, next});

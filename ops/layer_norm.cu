@@ -36,16 +36,16 @@ struct NormRow {
     const T* from = x + row * n;
     T* to = y + row * n;
     const NormRow& self = *this;
+    const C count = static_cast<C>(n > 0 ? n : 1);  // of no elements mean and variance are 0
     C mean = 0;
     if (centered) {
-      mean = team_sum<C>(team, n, [from](int64_t j) { return to_compute<C>(from[j]); }) /
-             static_cast<C>(n);
+      mean = team_sum<C>(team, n, [from](int64_t j) { return to_compute<C>(from[j]); }) / count;
     }
     const C square = team_sum<C>(team, n, [from, mean](int64_t j) {
       const C d = to_compute<C>(from[j]) - mean;
       return d * d;
     });
-    const C inv = C(1) / std::sqrt(square / static_cast<C>(n) + epsilon);
+    const C inv = C(1) / std::sqrt(square / count + epsilon);
     team.for_each(n, [&self, from, to, mean, inv](int64_t j) {
       const C h = (to_compute<C>(from[j]) - mean) * inv * to_compute<C>(self.scale[j]);
       to[j] = to_storage<T>(self.bias == nullptr ? h : h + to_compute<C>(self.bias[j]));

@@ -166,8 +166,10 @@ struct Weights {
   }
 };
 
+// Weights of no classes are none.
 Weights weights_in(const KernelContext& context, int i) {
-  return {reals_in(context, i), context.has_input(i) ? context.input_shape(i)[0] : 0};
+  const int64_t n = context.has_input(i) ? context.input_shape(i)[0] : 0;
+  return {n > 0 ? reals_in(context, i) : Reals{}, n};
 }
 
 template <typename T>
