@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -30,7 +31,15 @@ std::filesystem::path module_path() {
   return std::filesystem::exists(above) ? above : folder / kModule;
 }
 
+// Before CUDA starts. Lanes that share one of a device's connections (8 by default) wait for each
+// other's heads, for ever if peers wait in the same way; a rank has a lane per peer and direction.
+// The order that a single connection makes is of no use: events order what must be.
+void connect_lanes_apart() {
+  static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));
+}
+
 Entry find_entry() {
+  connect_lanes_apart();
   // A program that the back end is linked into (its tests) has the entry itself.
   if (void* own = dlsym(RTLD_DEFAULT, kEntry)) {
     return reinterpret_cast<Entry>(own);

@@ -1,6 +1,8 @@
 // The device itself, where whole runs on the double would not come: sizes at which CUDA refuses.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "graph/fused_elementwise.h"
 #include "graph/op_def.h"
 #include "tests/cuda/cuda_double_device.h"
@@ -47,6 +49,12 @@ TEST_F(CudaDeviceTest, OperatorsOnNothingLaunchNothing) {
   }
   example.values.clear();
   run_on_device(make_case(sgd, example), *device_);
+}
+
+TEST_F(CudaDeviceTest, LanesHaveConnectionsOfTheirOwn) {
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  ASSERT_NE(connections, nullptr);
+  EXPECT_STREQ(connections, "32");
 }
 
 // What failed before is no reason for a later kernel to.
