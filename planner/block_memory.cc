@@ -37,7 +37,7 @@ class Walk {
     }
   }
 
-  double peak(const std::function<double(const Node&)>& workspace) {
+  double peak(const std::function<double(NodeId)>& workspace) {
     double most = 0;
     // What comes from outside is there from the beginning.
     for (const auto& [id, last] : last_use_) {
@@ -67,7 +67,7 @@ class Walk {
           allocate(storage_of(graph_, output));
         }
       }
-      most = std::max(most, alive_ - reused + workspace(node));
+      most = std::max(most, alive_ - reused + workspace(nodes_[i]));
       for (const ValueId id : ending) {
         release(id);
       }
@@ -145,7 +145,7 @@ BlockTransients block_transients(const Graph& graph,
                                  const Block& block,
                                  const std::set<ValueId>& kept,
                                  const std::function<double(ValueId)>& bytes,
-                                 const std::function<double(const Node&)>& workspace) {
+                                 const std::function<double(NodeId)>& workspace) {
   BlockTransients result;
   Walk forward(graph, block.forward, kept, bytes);
   if (block.output != kNoValue) {

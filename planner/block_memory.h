@@ -22,6 +22,6 @@ BlockTransients block_transients(const Graph& graph,
                                  const Block& block,
                                  const std::set<ValueId>& kept,
                                  const std::function<double(ValueId)>& bytes,
-                                 const std::function<double(const Node&)>& workspace);
+                                 const std::function<double(NodeId)>& workspace);
 
 }  // namespace trainrt

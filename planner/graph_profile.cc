@@ -41,7 +41,7 @@ class Profiler {
     result.optimizer_bytes = model_.optimizer_bytes;
     ShardingRequest search;
     search.graph = &graph_;
-    search.rules = model_.rules.get();
+    search.facts = model_.facts.get();
     search.trained = &model_.trained;
     search.cost = request_.cost;
     search.group = request_.tensor_group;
@@ -87,8 +87,7 @@ class Profiler {
   double forward_flops(const Block& block) const {
     double sum = 0;
     for (const NodeId id : block.forward) {
-      const Node& node = graph_.node(id);
-      sum += get_op(node.op_type).cost(OpContext(graph_, node)).matmul_flops();
+      sum += model_.facts->matmul_flops(graph_, id);
     }
     return sum;
   }
@@ -113,8 +112,11 @@ class Profiler {
     const Node& node = graph_.node(id);
     return request_.tensor_parallel == 1 || factor < 0
                ? OpContext(graph_, node)
-               : local_context(
-                     graph_, node, model_.rules->of(graph_, id), factor, request_.tensor_parallel);
+               : local_context(graph_,
+                               node,
+                               model_.facts->rule(graph_, id),
+                               factor,
+                               request_.tensor_parallel);
   }
 
   // The multiple that the node's dims are padded to under the given plan, or where it pays; 1: as
@@ -139,7 +141,7 @@ class Profiler {
     }
     const bool is_whole = request_.tensor_parallel == 1 || factor < 0;
     const ShardingRule own = is_whole ? ShardingRule{} : get_op(node.op_type).sharding(op);
-    const ShardingRule& rule = is_whole ? model_.rules->of(graph_, id) : own;
+    const ShardingRule& rule = is_whole ? model_.facts->rule(graph_, id) : own;
     const bool given = multiples.size() == 1;
     std::optional<NodePadding> best;
     found->plain_seconds = request_.cost->op_seconds(plain);
@@ -198,7 +200,7 @@ class Profiler {
       const Node& node = graph_.node(id);
       int factor = -1;
       if (request_.tensor_parallel > 1) {
-        const ShardingRule& rule = model_.rules->of(graph_, id);
+        const ShardingRule& rule = model_.facts->rule(graph_, id);
         factor = inherited_factor(graph_, node, placements, request_.tensor_parallel, rule);
         for (size_t o = 0; factor >= 0 && o < node.outputs.size() && o < rule.outputs.size(); ++o) {
           for (size_t d = 0; d < rule.outputs[o].size(); ++d) {

@@ -89,7 +89,7 @@ std::map<ValueId, Placement> place(const BlockBytesRequest& request, const Block
         told(input);
       }
     }
-    const ShardingRule& rule = request.model->rules->of(graph, block.node(i));
+    const ShardingRule& rule = request.model->facts->rule(graph, block.node(i));
     const int factor = inherited_factor(graph, node, placements, request.tensor_parallel, rule);
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const ValueId output = node.outputs[o];
@@ -181,10 +181,10 @@ BlockBytes block_bytes(const BlockBytesRequest& request, int block_class) {
     }
   }
   const BlockTransients transients =
-      block_transients(graph, block, kept.whole, bytes, [&](const Node& node) {
-        return request.device == nullptr
-                   ? 0.0
-                   : static_cast<double>(workspace_bytes(OpContext(graph, node), *request.device));
+      block_transients(graph, block, kept.whole, bytes, [&](NodeId id) {
+        return request.device == nullptr ? 0.0
+                                         : static_cast<double>(request.model->facts->workspace(
+                                               graph, id, *request.device));
       });
   result.transient = std::max(transients.forward, transients.backward);
   return result;

@@ -67,7 +67,7 @@ class Reducer {
     copy_representatives();
     read_chain();
     totals();
-    result_.rules = std::make_shared<NodeRules>(result_.graph.num_nodes());
+    result_.facts = std::make_shared<NodeFacts>(result_.graph.num_nodes());
     return std::move(result_);
   }
 
@@ -272,7 +272,7 @@ class Resizer {
         return std::nullopt;
       }
     }
-    result_.rules = std::make_shared<NodeRules>(graph.num_nodes());
+    result_.facts = std::make_shared<NodeFacts>(graph.num_nodes());
     return std::move(result_);
   }
 

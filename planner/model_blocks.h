@@ -10,7 +10,7 @@
 
 #include "graph/training_graph.h"
 #include "planner/block_finder.h"
-#include "planner/node_rules.h"
+#include "planner/node_facts.h"
 
 namespace trainrt {
 
@@ -18,10 +18,10 @@ struct ModelBlocks {
   int64_t micro_batch = 1;  // samples that the types below are made for
   // One block per class. What its nodes read from outside it is here a value without a producer.
   Graph graph;
-  std::vector<Block> classes;  // ids in `graph`
-  std::vector<bool> trained;   // by value of `graph`: depends on a parameter
-  std::vector<bool> awaited;   // by node: the gradient of an earlier block waits for it
-  std::shared_ptr<NodeRules> rules;
+  std::vector<Block> classes;        // ids in `graph`
+  std::vector<bool> trained;         // by value of `graph`: depends on a parameter
+  std::vector<bool> awaited;         // by node: the gradient of an earlier block waits for it
+  std::shared_ptr<NodeFacts> facts;  // of `graph`
   std::vector<std::vector<ValueId>> parameters;  // by class: those it reads, in order
 
   std::vector<int> blocks;                                // class of each block, in order

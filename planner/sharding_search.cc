@@ -65,13 +65,13 @@ struct Step {
 
 struct State {
   double seconds = 0;
-  int step = -1;                // index of its last step
-  std::vector<int8_t> dims;     // by local
-  std::vector<uint8_t> copied;  // by local: kGathered, kReduced
+  int step = -1;  // index of its last step
+  // By local the dim, then again by local what of it was copied: kGathered, kReduced.
+  std::vector<int8_t> dims;
 };
 
-constexpr uint8_t kGathered = 1;  // a whole copy of the split value was made
-constexpr uint8_t kReduced = 2;   // the whole value's gradient is all-reduced already
+constexpr int8_t kGathered = 1;  // a whole copy of the split value was made
+constexpr int8_t kReduced = 2;   // the whole value's gradient is all-reduced already
 
 class Search {
  public:
@@ -84,7 +84,7 @@ class Search {
       const Node& node = graph_.node(id);
       NodeInfo info;
       info.id = id;
-      info.rule = &request.rules->of(graph_, id);
+      info.rule = &request.facts->rule(graph_, id);
       info.choices.resize(info.rule->factors.size() + 1);
       for (const ValueId input : node.inputs) {
         info.inputs.push_back(local(input));
@@ -102,7 +102,7 @@ class Search {
   BlockSharding run() {
     std::vector<State> beam(1);
     beam[0].dims.assign(locals_.size(), kWhole);
-    beam[0].copied.assign(locals_.size(), 0);
+    beam[0].dims.resize(2 * locals_.size(), 0);
     if (input_ >= 0) {
       dim(beam[0], input_) = border_;
     }
@@ -163,10 +163,10 @@ class Search {
   static int8_t& dim(State& state, int local) { return state.dims[static_cast<size_t>(local)]; }
 
   // True the first time.
-  static bool mark(State* state, int local, uint8_t flag) {
-    uint8_t& copied = state->copied[static_cast<size_t>(local)];
+  bool mark(State* state, int local, int8_t flag) const {
+    int8_t& copied = state->dims[locals_.size() + static_cast<size_t>(local)];
     const bool first = (copied & flag) == 0;
-    copied |= flag;
+    copied = static_cast<int8_t>(copied | flag);
     return first;
   }
 
@@ -216,8 +216,9 @@ class Search {
     }
   }
 
-  std::vector<int> candidates(const State& state, const NodeInfo& info) const {
-    std::vector<int> found = {-1};
+  const std::vector<int>& candidates(const State& state, const NodeInfo& info) {
+    std::vector<int>& found = candidates_;
+    found.assign(1, -1);
     const auto offer = [&](const DimFactors& dim) {
       if (dim.empty()) {
         return;
@@ -416,6 +417,7 @@ class Search {
   std::unordered_map<ValueId, int> local_of_;
   int input_ = -1, output_ = -1;
   std::vector<Step> steps_;
+  std::vector<int> candidates_;             // that were last asked for
   std::vector<double> collective_seconds_;  // by kind and local; below 0: not asked for yet
 };
 

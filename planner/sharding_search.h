@@ -10,7 +10,7 @@
 #include "planner/block_finder.h"
 #include "planner/cost_model.h"
 #include "planner/model_profile.h"
-#include "planner/node_rules.h"
+#include "planner/node_facts.h"
 
 namespace trainrt {
 
@@ -24,7 +24,7 @@ struct BlockSharding {
 
 struct ShardingRequest {
   const Graph* graph = nullptr;
-  NodeRules* rules = nullptr;                  // of `graph`
+  NodeFacts* facts = nullptr;                  // of `graph`
   const std::vector<bool>* trained = nullptr;  // by value: depends on a parameter
   const CostModel* cost = nullptr;
   const GroupLinks* group = nullptr;
