@@ -4,6 +4,7 @@
 #include "planner/parallel_for.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <exception>
@@ -19,10 +20,10 @@ namespace {
 struct Loop {
   size_t count = 0;
   const std::function<void(size_t i, size_t worker)>* fn = nullptr;
-  size_t next = 0;     // piece
-  size_t helpers = 0;  // that have joined
-  size_t active = 0;   // of them
-  size_t failed = 0;   // the lowest piece that threw
+  std::atomic<size_t> next = 0;  // piece
+  size_t helpers = 0;            // that have joined
+  size_t active = 0;             // of them
+  size_t failed = 0;             // the lowest piece that threw
   std::exception_ptr error;
 };
 
@@ -55,7 +56,9 @@ class Pool {
     start_threads();
     loops_.push_front(loop);
     changed_.notify_all();
-    work(&lock, loop, 0);
+    lock.unlock();
+    work(loop, 0);
+    lock.lock();
     loops_.remove(loop);
     help_until(&lock, [loop] { return loop->active == 0; });
   }
@@ -78,23 +81,17 @@ class Pool {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  // Pieces of `loop` until none is left. The lock is held but for the pieces themselves.
-  static void work(std::unique_lock<std::mutex>* lock, Loop* loop, size_t worker) {
-    while (loop->next < loop->count) {
-      const size_t i = loop->next++;
-      lock->unlock();
-      std::exception_ptr error;
+  // Pieces of `loop` until none is left.
+  void work(Loop* loop, size_t worker) {
+    for (size_t i = loop->next++; i < loop->count; i = loop->next++) {
       try {
         (*loop->fn)(i, worker);
       } catch (...) {
-        error = std::current_exception();
-      }
-      lock->lock();
-      if (error) {
         loop->next = loop->count;  // those below i are under way
+        const std::lock_guard<std::mutex> lock(mutex_);
         if (!loop->error || i < loop->failed) {
           loop->failed = i;
-          loop->error = error;
+          loop->error = std::current_exception();
         }
       }
     }
@@ -111,8 +108,11 @@ class Pool {
         continue;
       }
       Loop* loop = *open;
+      const size_t worker = ++loop->helpers;
       ++loop->active;
-      work(lock, loop, ++loop->helpers);
+      lock->unlock();
+      work(loop, worker);
+      lock->lock();
       --loop->active;
       changed_.notify_all();
     }
