@@ -418,7 +418,7 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   const int64_t micro_batch = micro_batch_to_try(options);
   BindOptions bound = job.bind;
   if (use == JobUse::kPlan && !job.from_training_info && micro_batch == 1 &&
-      options.batch_size > 1) {
+      options.batch_size > 1 && !options.is_given("micro-batch-size")) {
     bound.batch = 2;
     job.forward_of_two =
         std::async(

@@ -115,6 +115,22 @@ T& left_to_the_system(T value) {
   return *static_cast<T*>(left.back().get());
 }
 
+// Nobody may have asked for the second size; but nothing may be at work when the process ends.
+class WaitForSecondSize {
+ public:
+  explicit WaitForSecondSize(const TrainingJob& job) : job_(job) {}
+  ~WaitForSecondSize() {
+    if (job_.forward_of_two.valid()) {
+      job_.forward_of_two.wait();
+    }
+  }
+  WaitForSecondSize(const WaitForSecondSize&) = delete;
+  WaitForSecondSize& operator=(const WaitForSecondSize&) = delete;
+
+ private:
+  const TrainingJob& job_;
+};
+
 int plan_command(const Options& flags) {
   check_flags(flags);
   keep_freed_memory();
@@ -125,6 +141,7 @@ int plan_command(const Options& flags) {
   Options options = given ? follow_plan(flags, *given) : flags;
   request.precision = precision_of(options, request.topology);
   TrainingJob& job = left_to_the_system(make_training_job(job_options(options), JobUse::kPlan));
+  const WaitForSecondSize waits(job);
   if (!given) {
     given = carried_plan(options, *job.model);
     if (given) {
