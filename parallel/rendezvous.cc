@@ -16,6 +16,7 @@
 
 #include "parallel/rendezvous_hub.h"
 #include "parallel/rendezvous_message.h"
+#include "parallel/silence.h"
 
 namespace trainrt {
 
@@ -49,24 +50,43 @@ std::string network_namespace() {
   throw Error(failure.code, failure.message);
 }
 
+// What is to be said when a message does not come by its time.
+constexpr const char* kNoAnswer =
+    "the connection was taken, but there is no answer: rank 0 is stopped or hangs, or another "
+    "program listens there";
+
+// The next message that has come. Throws kCommunication where it is none of ours.
+std::optional<Json> take_message(MessageReader& reader, const std::string& where) {
+  try {
+    const std::optional<std::string> text = reader.next();
+    return text ? std::optional<Json>(Json::parse(*text)) : std::nullopt;
+  } catch (const std::exception&) {
+    TRAINRT_FAIL(kCommunication,
+                 "what answers at ",
+                 where,
+                 " is no rank 0 of this program, but another program, which has that port; start "
+                 "all ranks with another port, or with the address of rank 0's host");
+  }
+}
+
 // The next message, or nothing when there is none before `end` or the connection ends (`why`).
 std::optional<Json> next_message(const Socket& socket,
                                  MessageReader& reader,
+                                 const std::string& where,
                                  SteadyClock::time_point end,
                                  std::string& why) {
   for (;;) {
-    if (const std::optional<std::string> text = reader.next()) {
-      return Json::parse(*text);
+    if (std::optional<Json> message = take_message(reader, where)) {
+      return message;
     }
     const auto left = std::chrono::ceil<milliseconds>(end - SteadyClock::now());
     pollfd wanted{socket.fd(), POLLIN, 0};
     if (left.count() <= 0 || ::poll(&wanted, 1, static_cast<int>(left.count())) == 0) {
-      why = "no answer";
+      why = kNoAnswer;
       return std::nullopt;
     }
     if (reader.read(socket, why) == MessageReader::Status::kClosed) {
-      const std::optional<std::string> text = reader.next();
-      return text ? std::optional<Json>(Json::parse(*text)) : std::nullopt;
+      return take_message(reader, where);
     }
   }
 }
@@ -92,16 +112,26 @@ struct Rendezvous::Impl {
   std::map<std::string, std::vector<std::string>> exchanged;
   std::optional<Failure> failure;
   bool left = false;
+  std::string rank_zero_doing = "starting";  // of the thread
   std::mutex callback_mutex;  // held while it is called, so that who takes it back may go
   std::function<void()> callback;
   std::atomic<bool> stopping = false;
 
-  Impl() = default;
+  Impl(const RankPlace& own, milliseconds longest) : place(own), deadline(longest) {
+    if (place.rank == 0) {
+      hub = std::make_unique<RendezvousHub>(place, deadline);
+      place.port = hub->port();
+    }
+    where = concat(place.host, ":", place.port);
+  }
   ~Impl() { ::close(wake); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   void begin(const std::string& doing, int waits_for);
+  void tell_activity();
+  bool call(SteadyClock::time_point end, std::string& why);
   std::optional<std::string> try_to_join(SteadyClock::time_point end);
+  std::optional<Json> await_welcome(SteadyClock::time_point end, std::string& why);
   std::string lost_rank_zero(const std::string& why) const {
     return concat("rank 0 (at ", where, ") died or is out of reach: ", why);
   }
@@ -129,16 +159,35 @@ void Rendezvous::Impl::begin(const std::string& doing, int waits_for) {
   }
 }
 
-// One attempt; why it failed, if another may succeed. Throws when none can.
-std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point end) {
-  begin("reaching rank 0", -1);
-  std::string why;
+void Rendezvous::Impl::tell_activity() {
+  RankActivity current;
+  {
+    const std::lock_guard lock(mutex);
+    current = activity;
+  }
+  send({{"type", "activity"}, {"doing", current.doing}, {"waits_for", current.waits_for}});
+}
+
+// Gives signs of life until then, so that a rank that stops while it waits is found in time.
+std::optional<Json> Rendezvous::Impl::await_welcome(SteadyClock::time_point end, std::string& why) {
+  for (;;) {
+    tell_activity();
+    const auto slice = std::min(end, SteadyClock::now() + activity_interval(deadline));
+    std::optional<Json> answer = next_message(socket, reader, where, slice, why);
+    if (answer || why != kNoAnswer || slice == end) {
+      return answer;
+    }
+  }
+}
+
+// Connects to rank 0 and says who this is.
+bool Rendezvous::Impl::call(SteadyClock::time_point end, std::string& why) {
   const auto remaining = std::chrono::ceil<milliseconds>(end - SteadyClock::now());
   const std::string host = hub ? "127.0.0.1" : place.host;
   std::optional<Socket> connected =
       Socket::connected(host, place.port, std::max(remaining, milliseconds(1)), why);
   if (!connected) {
-    return why;
+    return false;
   }
   socket = std::move(*connected);
   socket.watch_peer_host(kHostTimeout);
@@ -152,11 +201,21 @@ std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point
         {"host", host_name()},
         {"host_id", host_name() + " " + network_namespace()},
         {"pid", ::getpid()}});
+  return true;
+}
+
+// One attempt; why it failed, if another may succeed. Throws when none can.
+std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point end) {
+  begin("reaching rank 0", -1);
+  std::string why;
+  if (!call(end, why)) {
+    return why;
+  }
   begin("waiting for all ranks to come", -1);
-  std::optional<Json> answer = next_message(socket, reader, end + kSlack, why);
+  std::optional<Json> answer = next_message(socket, reader, where, end + kSlack, why);
   if (answer && answer->at("type") == "noted") {
     // From here on a connection that ends is the end of this job's rank 0, not of an earlier job's.
-    answer = next_message(socket, reader, end + kSlack, why);
+    answer = await_welcome(end + kSlack, why);
     TRAINRT_REQUIRE(answer || SteadyClock::now() >= end, kCommunication, lost_rank_zero(why));
   }
   if (!answer) {
@@ -196,6 +255,8 @@ void Rendezvous::Impl::receive(const Json& message) {
   const std::string type = message.at("type");
   if (type == "failed") {
     set_failure(failure_from_message(message));
+  } else if (type == "alive") {
+    rank_zero_doing = message.at("doing");
   } else if (type == "exchanged") {
     const std::lock_guard lock(mutex);
     exchanged[message.at("what")] = message.at("blobs").get<std::vector<std::string>>();
@@ -206,6 +267,7 @@ void Rendezvous::Impl::receive(const Json& message) {
 void Rendezvous::Impl::run() {
   const milliseconds interval = activity_interval(deadline);
   auto due = SteadyClock::now();
+  Silence silence;  // of rank 0
   bool open = true;
   std::string why;
   const auto take_messages = [&] {
@@ -222,37 +284,35 @@ void Rendezvous::Impl::run() {
   while (!stopping) {
     const auto now = SteadyClock::now();
     if (open && now >= due) {
-      RankActivity current;
-      {
-        const std::lock_guard lock(mutex);
-        current = activity;
-      }
-      send({{"type", "activity"}, {"doing", current.doing}, {"waits_for", current.waits_for}});
+      tell_activity();
       due = now + interval;
     }
     pollfd wanted[2] = {{wake, POLLIN, 0}, {open ? socket.fd() : -1, POLLIN, 0}};
-    ::poll(wanted, 2, static_cast<int>(interval.count()));
-    if (wanted[1].revents == 0) {
-      continue;
+    ::poll(wanted, 2, static_cast<int>(interval.count() / 2));
+    if (wanted[1].revents != 0) {
+      open = reader.read(socket, why) == MessageReader::Status::kOpen;
+      silence.broken();
+      take_messages();
+      if (!open) {
+        set_failure({0, ErrorCode::kCommunication, lost_rank_zero(why)});
+      }
     }
-    open = reader.read(socket, why) == MessageReader::Status::kOpen;
-    take_messages();
-    if (!open) {
-      set_failure({0, ErrorCode::kCommunication, lost_rank_zero(why)});
+    if (const auto length = silence.look(); open && length > longest_silence(deadline)) {
+      set_failure({0,
+                   ErrorCode::kCommunication,
+                   concat("rank 0 (at ",
+                          where,
+                          ") ",
+                          silence_text(length),
+                          "; it was last ",
+                          rank_zero_doing)});
     }
   }
 }
 
 std::unique_ptr<Rendezvous> Rendezvous::join(const RankPlace& place, milliseconds deadline) {
-  auto impl = std::make_unique<Impl>();
-  impl->place = place;
-  impl->deadline = deadline;
+  auto impl = std::make_unique<Impl>(place, deadline);
   const auto end = SteadyClock::now() + deadline;
-  if (place.rank == 0) {
-    impl->hub = std::make_unique<RendezvousHub>(place, deadline);
-    impl->place.port = impl->hub->port();
-  }
-  impl->where = concat(place.host, ":", impl->place.port);
   const auto try_to_join = [&] {
     try {
       return impl->try_to_join(end);
@@ -280,6 +340,37 @@ std::unique_ptr<Rendezvous> Rendezvous::join(const RankPlace& place, millisecond
   impl->begin("starting", -1);
   impl->thread = std::thread([raw = impl.get()] { raw->run(); });
   return std::unique_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
+}
+
+void Rendezvous::decline(const RankPlace& place,
+                         const Failure& failure,
+                         milliseconds timeout) noexcept {
+  try {
+    Impl impl(place, timeout);
+    const auto end = SteadyClock::now() + timeout;
+    std::string why, type;
+    const auto next_type = [&] {
+      const std::optional<Json> answer =
+          next_message(impl.socket, impl.reader, impl.where, end, why);
+      type = answer ? answer->at("type").get<std::string>() : "";
+    };
+    for (; type.empty() && SteadyClock::now() < end; std::this_thread::sleep_for(kRetry)) {
+      if (!impl.call(end, why)) {
+        continue;
+      }
+      next_type();
+      if (type == "noted") {
+        impl.send(failure_message(failure));
+      }
+      while (type != "failed" && type != "refused" && !type.empty()) {
+        next_type();
+      }
+    }
+    if (impl.hub) {
+      impl.hub->wait_until_told();
+    }
+  } catch (...) {  // the others wait to their deadline
+  }
 }
 
 Rendezvous::Rendezvous(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -317,7 +408,7 @@ int Rendezvous::num_local_ranks() const {
 }
 
 std::vector<std::string> Rendezvous::exchange(const std::string& what, const std::string& mine) {
-  set_activity("in " + what, -1);
+  set_activity(doing_exchange(what), -1);
   impl_->send({{"type", "exchange"}, {"what", what}, {"blob", mine}});
   std::unique_lock lock(impl_->mutex);
   const bool done = impl_->changed.wait_for(lock, impl_->deadline + kSlack, [&] {
@@ -341,7 +432,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
   std::vector<std::string> all = std::move(impl_->exchanged.at(what));
   impl_->exchanged.erase(what);
   lock.unlock();
-  set_activity("preparing, after " + what, -1);
+  set_activity(doing_after_exchange(what), -1);
   return all;
 }
 

@@ -7,8 +7,9 @@
 //
 // What ends a job, and how it is known: a rank that fails publishes why; a process that dies closes
 // its connection, which is noticed at once; a host or a link that dies answers no probe for
-// kHostTimeout; a process that is stopped or hangs is found by the deadline of whoever waits for
-// it, and rank 0 follows the chain of who waits for whom to its end.
+// kHostTimeout; a process that is stopped tells no more what it does, nor, as rank 0, that it
+// lives, which is noticed when that has lasted for a deadline; one that hangs is found by the
+// deadline of whoever waits for it, and rank 0 follows the chain of who waits for whom to its end.
 //
 // A job has a name and a generation, which grows by one when its launcher starts it anew: a rank is
 // let in by a rank 0 of its own generation only, and one that a newer generation calls at ends.
@@ -68,6 +69,11 @@ class Rendezvous {
   // rank has another version or world size, or its number is taken.
   static std::unique_ptr<Rendezvous> join(const RankPlace& place,
                                           std::chrono::milliseconds deadline);
+  // In place of joining, for a rank that cannot take part: the others fail with `failure` instead
+  // of waiting for it. Takes at most `timeout`.
+  static void decline(const RankPlace& place,
+                      const Failure& failure,
+                      std::chrono::milliseconds timeout) noexcept;
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;

@@ -18,6 +18,7 @@
 
 #include "graph/base/log.h"
 #include "parallel/rendezvous_message.h"
+#include "parallel/silence.h"
 
 namespace trainrt {
 
@@ -42,7 +43,7 @@ struct Peer {
   std::string host;
   std::string address;  // how it is reached
   RankActivity activity;
-  SteadyClock::time_point heard;  // when it last said what it does
+  Silence silence;                // since it last said what it does
   SteadyClock::time_point since;  // and since when it does that
   bool left = false;
 };
@@ -73,12 +74,13 @@ struct RendezvousHub::Impl {
   bool complete = false;  // all ranks have come
   std::optional<Failure> failure;
   std::map<std::string, Round> rounds;
+  SteadyClock::time_point told_of_life;
   std::atomic<bool> stopping = false;
   std::mutex mutex;
   std::condition_variable changed;
-  size_t present = 0;           // ranks connected, but for rank 0
+  size_t present = 0;           // ranks connected, but for rank 0 and the one that failed
   int num_callers = 0;          // processes that said they are of this job
-  bool awaits_callers = false;  // a rank died before all had come: who comes is still to be told
+  bool awaits_callers = false;  // it failed before all had come: who comes is still to be told
   std::thread thread;
 
   void run();
@@ -88,7 +90,10 @@ struct RendezvousHub::Impl {
   std::optional<std::string> objection(const Json& hello) const;
   void lost(const Peer& peer, const std::string& why);
   void fail(const Failure& why);
+  void set_activity(Peer& peer, const RankActivity& activity);
   void check_deadlines();
+  void check_silence();
+  void tell_of_life();
   Failure verdict(int suspect, const std::string& complaint);
   Peer* find(int rank);
   std::string name(int rank);
@@ -138,7 +143,8 @@ void RendezvousHub::Impl::count_present() {
   const std::lock_guard lock(mutex);
   present = 0;
   for (const Peer& peer : peers) {
-    present += peer.rank > 0 && !peer.left ? 1 : 0;
+    const bool failed = failure && failure->rank == peer.rank;  // it knows, or cannot leave
+    present += peer.rank > 0 && !peer.left && !failed ? 1 : 0;
   }
   changed.notify_all();
 }
@@ -148,11 +154,16 @@ void RendezvousHub::Impl::fail(const Failure& why) {
     return;
   }
   failure = why;
+  if (!complete) {
+    const std::lock_guard lock(mutex);
+    awaits_callers = true;
+  }
   for (const Peer& peer : peers) {
     if (peer.rank >= 0) {
       send(peer, failure_message(why));
     }
   }
+  count_present();
 }
 
 // Why this process cannot be the rank that it says, or nothing.
@@ -209,10 +220,10 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
   }
   if (generation > place.generation) {
     refuse(true, concat("rank 0 there is still of generation ", place.generation));
+    fail({rank, ErrorCode::kCommunication, concat("generation ", generation, " of the job began")});
     const std::lock_guard lock(mutex);
     awaits_callers = false;  // they are to call at the new rank 0
     changed.notify_all();
-    fail({rank, ErrorCode::kCommunication, concat("generation ", generation, " of the job began")});
     return;
   }
   {
@@ -255,7 +266,8 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
   peer.rank = rank;
   peer.process = process;
   peer.host = hello.at("host_id");
-  peer.heard = peer.since = SteadyClock::now();
+  peer.silence.broken();
+  peer.since = SteadyClock::now();
   count_present();
   // Before any rank goes on, and may die, this one knows that it was let in.
   send(peer, {{"type", "noted"}});
@@ -299,19 +311,19 @@ Failure RendezvousHub::Impl::verdict(int suspect, const std::string& complaint) 
   int rank = suspect;
   Failure result;
   for (;;) {
-    const Peer* peer = find(rank);
+    Peer* peer = find(rank);
     result.rank = rank;
     if (peer == nullptr || peer->left) {
       result.message = concat(complaint, ": rank ", rank, " has ended");
       return result;
     }
-    if (now - peer->heard > 4 * activity_interval(deadline)) {
+    if (const auto silence = peer->silence.look(); silence > 4 * activity_interval(deadline)) {
       result.message = concat(complaint,
                               ": ",
                               name(rank),
-                              " has given no sign of life for ",
-                              seconds(now - peer->heard),
-                              " s, it is stopped or hangs; it was last ",
+                              " ",
+                              silence_text(silence),
+                              "; it was last ",
                               peer->activity.doing);
       return result;
     }
@@ -345,10 +357,6 @@ void RendezvousHub::Impl::lost(const Peer& peer, const std::string& why) {
   if (peer.rank < 0 || peer.left) {
     return;
   }
-  if (!complete && !failure) {
-    const std::lock_guard lock(mutex);
-    awaits_callers = true;
-  }
   fail({peer.rank,
         ErrorCode::kCommunication,
         concat("rank ",
@@ -371,15 +379,12 @@ void RendezvousHub::Impl::handle(Peer& peer, const Json& message) {
     peer.left = true;
     return;
   }
+  peer.silence.broken();
   if (type == "activity") {
-    const std::string doing = message.at("doing");
-    peer.heard = SteadyClock::now();
-    if (doing != peer.activity.doing) {
-      peer.since = peer.heard;
-    }
-    peer.activity = {doing, message.at("waits_for")};
+    set_activity(peer, {message.at("doing"), message.at("waits_for")});
   } else if (type == "exchange") {
     const std::string what = message.at("what");
+    set_activity(peer, {doing_exchange(what), -1});
     Round& round = rounds[what];
     if (round.blobs.empty()) {
       round.start = SteadyClock::now();
@@ -390,9 +395,10 @@ void RendezvousHub::Impl::handle(Peer& peer, const Json& message) {
       for (const auto& [rank, blob] : round.blobs) {
         blobs.push_back(blob);
       }
-      for (const Peer& other : peers) {
+      for (Peer& other : peers) {
         if (other.rank >= 0) {
           send(other, {{"type", "exchanged"}, {"what", what}, {"blobs", blobs}});
+          set_activity(other, {doing_after_exchange(what), -1});
         }
       }
       rounds.erase(what);
@@ -406,6 +412,42 @@ void RendezvousHub::Impl::handle(Peer& peer, const Json& message) {
   } else if (type == "bye") {
     peer.left = true;
     count_present();
+  }
+}
+
+void RendezvousHub::Impl::set_activity(Peer& peer, const RankActivity& activity) {
+  if (activity.doing != peer.activity.doing) {
+    peer.since = SteadyClock::now();
+  }
+  peer.activity = activity;
+}
+
+// Rank 0 itself is as alive as this thread.
+void RendezvousHub::Impl::check_silence() {
+  for (Peer& peer : peers) {
+    const auto silence = peer.silence.look();
+    if (peer.rank <= 0 || peer.left || silence <= longest_silence(deadline)) {
+      continue;
+    }
+    fail({peer.rank,
+          ErrorCode::kCommunication,
+          concat(
+              name(peer.rank), " ", silence_text(silence), "; it was last ", peer.activity.doing)});
+  }
+}
+
+// To those that have been heard lately: nothing piles up where nobody reads.
+void RendezvousHub::Impl::tell_of_life() {
+  if (!complete || SteadyClock::now() < told_of_life + activity_interval(deadline)) {
+    return;
+  }
+  told_of_life = SteadyClock::now();
+  const Peer* own = find(0);
+  const std::string doing = own == nullptr ? "leaving" : own->activity.doing;
+  for (Peer& peer : peers) {
+    if (peer.rank >= 0 && !peer.left && peer.silence.look() < 4 * activity_interval(deadline)) {
+      send(peer, {{"type", "alive"}, {"doing", doing}});
+    }
   }
 }
 
@@ -485,6 +527,8 @@ void RendezvousHub::Impl::run() {
       peer.socket.watch_peer_host(kHostTimeout);
     }
     check_deadlines();
+    check_silence();
+    tell_of_life();
   }
 }
 

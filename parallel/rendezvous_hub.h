@@ -8,7 +8,7 @@
 namespace trainrt {
 
 // Messages are JSON objects with a "type". To the hub: hello, exchange, activity, failed, stalled,
-// bye. From it: noted (let in), welcome, refused, exchanged, failed.
+// bye. From it: noted (let in), welcome, refused, alive, exchanged, failed.
 class RendezvousHub {
  public:
   // Listens at the place's socket or port. Throws kCommunication when the port is taken.
@@ -18,7 +18,7 @@ class RendezvousHub {
   RendezvousHub& operator=(const RendezvousHub&) = delete;
 
   int port() const;
-  // After a rank died before all had come: waits until all others have come and been told, at most
+  // After a failure before all had come: waits until all others have come and been told, at most
   // until those that never come are late.
   void wait_until_told();
   // Waits until every rank that came has left, or `timeout`.

@@ -158,10 +158,22 @@ std::optional<Socket> Socket::connected(const std::string& host,
     return std::nullopt;
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
+  const auto note = [&](const addrinfo& at, int error) {
+    sockaddr_storage address{};
+    std::memcpy(&address, at.ai_addr, std::min<size_t>(at.ai_addrlen, sizeof(address)));
+    const std::string text = address_text(address);
+    why += concat(why.empty() ? "" : ", ", text == host ? "" : text + ": ", reason(error));
+  };
+  why.clear();
+  int64_t untried = 0;
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    ++untried;
+  }
+  // Each address gets its part of the time: one that swallows packets must not use up another's.
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next, --untried) {
     Socket socket(::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket.is_open()) {
-      why = reason(errno);
+      note(*at, errno);
       continue;
     }
     int error = 0;
@@ -170,7 +182,7 @@ std::optional<Socket> Socket::connected(const std::string& host,
     }
     if (error == EINPROGRESS) {
       error = ETIMEDOUT;
-      if (wait_for(socket.fd(), POLLOUT, end)) {
+      if (wait_for(socket.fd(), POLLOUT, SteadyClock::now() + left_until(end) / untried)) {
         socklen_t size = sizeof(error);
         ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
       }
@@ -179,7 +191,7 @@ std::optional<Socket> Socket::connected(const std::string& host,
       prepare_connection(socket.fd());
       return socket;
     }
-    why = reason(error);
+    note(*at, error);
   }
   return std::nullopt;
 }

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "graph/base/log.h"
@@ -132,26 +133,43 @@ class LocalRanks {
           ::kill(pid, signal);
         }
       }
-      if (exit_code_ != 0 && SteadyClock::now() > failed_at_ + kGrace) {
-        for (const auto& [pid, rank] : running_) {
-          ::kill(pid, SIGKILL);
-        }
+      if (exit_code_ != 0) {
+        end_others();
       }
     }
     return exit_code_;
   }
 
  private:
+  // A stopped one cannot end by itself, the others have some time.
+  void end_others() {
+    const bool late = SteadyClock::now() > failed_at_ + kGrace;
+    for (const auto& [pid, rank] : running_) {
+      const bool is_stopped = stopped_.count(pid) != 0;
+      if ((late || is_stopped) && killed_.insert(pid).second) {
+        const std::string why =
+            is_stopped ? "is stopped" : concat("has not ended within ", kGrace.count(), " s");
+        log_message(LogLevel::kError, concat("rank ", rank, " ", why, " and is killed"));
+        ::kill(pid, SIGKILL);
+      }
+    }
+  }
+
   void reap() {
     int status = 0;
-    for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+    for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       const auto at = running_.find(pid);
+      if (WIFSTOPPED(status)) {
+        stopped_.insert(pid);
+      } else {
+        stopped_.erase(pid);
+      }
       if (at == running_.end() || (!WIFEXITED(status) && !WIFSIGNALED(status))) {
         continue;
       }
       const int communication = exit_code(ErrorCode::kCommunication);
       int code = WIFEXITED(status) ? WEXITSTATUS(status) : communication;
-      if (WIFSIGNALED(status) && SteadyClock::now() < failed_at_ + kGrace) {
+      if (WIFSIGNALED(status) && killed_.count(pid) == 0) {
         log_message(LogLevel::kError,
                     concat("rank ", at->second, " was ended by signal ", WTERMSIG(status)));
       }
@@ -168,6 +186,8 @@ class LocalRanks {
   sigset_t waited_;
   sigset_t before_;
   std::map<pid_t, int> running_;  // to ranks
+  std::set<pid_t> stopped_;
+  std::set<pid_t> killed_;  // by this process
   int exit_code_ = 0;
   SteadyClock::time_point failed_at_ = SteadyClock::time_point::max() - kGrace;
 };

@@ -9,8 +9,8 @@ namespace trainrt {
 Launch local_launch(int num_ranks);
 
 // Starts this program anew, with the same arguments, as the launch's ranks and waits for them.
-// Signals that ask to stop are passed on. When a rank has failed, those that do not end by
-// themselves within some seconds (a stopped one cannot) are killed. Returns the exit code of the
+// Signals that ask to stop are passed on. When a rank has failed, those that are stopped, or do not
+// end by themselves within some seconds, are killed. Returns the exit code of the
 // rank that failed first by itself, rather than of one that reports another's end.
 int run_local_ranks(const Launch& launch);
 

@@ -9,6 +9,7 @@
 #include "graph/base/log.h"
 #include "runtime/commands/command.h"
 #include "runtime/option_checks.h"
+#include "runtime/ranks.h"
 #include "runtime/thread_waiting.h"
 #include "runtime/version.h"
 
@@ -56,14 +57,8 @@ std::string help_text(const Command& command, std::string options) {
          (command.notes ? command.notes() : "");
 }
 
-int run_command(const Command& command, const std::vector<std::string>& arguments) {
-  Options options;
-  try {
-    options = parse_options(command.name, command.groups, arguments);
-  } catch (const HelpRequested& help) {
-    std::fputs(help_text(command, help.text).c_str(), stdout);
-    return 0;
-  }
+Options checked_options(const Command& command, const std::vector<std::string>& arguments) {
+  const Options options = parse_options(command.name, command.groups, arguments);
   const int count = static_cast<int>(options.arguments.size());
   TRAINRT_REQUIRE(count >= command.min_arguments,
                   kInvalidArgument,
@@ -84,6 +79,24 @@ int run_command(const Command& command, const std::vector<std::string>& argument
                   options.arguments.back(),
                   "' as well");
   check_files(command.name, options);
+  return options;
+}
+
+int run_command(const Command& command, const std::vector<std::string>& arguments) {
+  Options options;
+  try {
+    options = checked_options(command, arguments);
+  } catch (const HelpRequested& help) {
+    std::fputs(help_text(command, help.text).c_str(), stdout);
+    return 0;
+  } catch (const Error& error) {
+    if (!command.starts_ranks) {
+      throw;
+    }
+    log_message(LogLevel::kError, error.what());  // before the others, who may be late, are told
+    decline_rank(error);
+    return exit_code(error.code());
+  }
   return command.run(options);
 }
 

@@ -9,12 +9,20 @@
 #include "graph/base/log.h"
 #include "parallel/gloo_communicator.h"
 #include "parallel/thread_communicator.h"
+#include "runtime/failure_watch.h"
 #include "runtime/launcher.h"
 #include "runtime/local_ranks.h"
 
 namespace trainrt {
 
 namespace {
+
+// The others were started when this process was, and come soon or not at all.
+constexpr std::chrono::milliseconds kDeclineTimeout{3000};
+
+std::string failed(int rank, const std::string& why) {
+  return concat("rank ", rank, " failed: ", why);
+}
 
 bool is_echo(const std::exception_ptr& error) {
   try {
@@ -50,6 +58,16 @@ int Ranks::local_rank() const {
     before += rendezvous_->host_of(rank) == rendezvous_->host_of(rendezvous_->rank());
   }
   return before;
+}
+
+void Ranks::set_activity(const std::string& doing) {
+  if (rendezvous_) {
+    rendezvous_->set_activity(doing, -1);
+  }
+}
+
+std::optional<Failure> Ranks::failure() const {
+  return rendezvous_ ? rendezvous_->failure() : std::nullopt;
 }
 
 void Ranks::differ(const std::string& what, const std::string& own) {
@@ -129,7 +147,7 @@ void Ranks::run_threads(int num_ranks,
 void Ranks::leave_failed(ErrorCode code, const std::string& why) noexcept {
   if (rendezvous_) {
     const int rank = rendezvous_->rank();
-    rendezvous_->publish({rank, code, concat("rank ", rank, " failed: ", why)});
+    rendezvous_->publish({rank, code, failed(rank, why)});
     rendezvous_->leave(kNoticeTimeout);
   }
 }
@@ -157,19 +175,37 @@ int with_ranks(const Options& options, const std::function<int(Ranks&)>& body) {
     return run_local_ranks(*launch);
   }
   Ranks ranks(launch ? std::optional<RankPlace>(launch->place) : std::nullopt, options.deadline);
+  FailureWatch watch(ranks);
+  const auto tell = [&](ErrorCode code, const std::string& why) {
+    watch.stop();
+    ranks.leave_failed(code, why);
+  };
   try {
     const int code = body(ranks);
+    watch.stop();
     ranks.leave();
     return code;
   } catch (const Error& error) {
-    ranks.leave_failed(error.code(), error.what());
+    tell(error.code(), error.what());
     throw;
   } catch (const std::bad_alloc&) {
-    ranks.leave_failed(ErrorCode::kOutOfMemory, "its host ran out of memory");
+    tell(ErrorCode::kOutOfMemory, "its host ran out of memory");
     throw;
   } catch (const std::exception& error) {
-    ranks.leave_failed(ErrorCode::kInternal, error.what());
+    tell(ErrorCode::kInternal, error.what());
     throw;
+  }
+}
+
+void decline_rank(const Error& error) noexcept {
+  try {
+    const std::optional<Launch> launch = find_launch(process_environment());
+    if (launch && launch->num_local == 1) {
+      const int rank = launch->place.rank;
+      Rendezvous::decline(
+          launch->place, {rank, error.code(), failed(rank, error.what())}, kDeclineTimeout);
+    }
+  } catch (...) {  // nothing says which rank this is
   }
 }
 

@@ -25,6 +25,11 @@ class Ranks {
   // Rank 0 prints, and writes what is written once.
   bool has_rank_zero() const { return only_rank().value_or(0) == 0; }
 
+  // What the other processes are told that this one does, should it die.
+  void set_activity(const std::string& doing);
+  // Why the job has failed, be it another process or this one.
+  std::optional<Failure> failure() const;
+
   // Throws kInvalidArgument when processes were started with different things. Collective.
   void agree(const Facts& facts);
   // Throws kInvalidArgument when two processes of a machine have the same of something, as a GPU
@@ -52,5 +57,9 @@ class Ranks {
 // Runs `body` in every process of the run and returns its exit code: starts them (--nproc), or
 // takes the place that a launcher has given to this one.
 int with_ranks(const Options& options, const std::function<int(Ranks&)>& body);
+
+// Tells the other processes of this one's job that it ends with `error` before it has met them, if
+// a launcher says that it has any; they need not wait for it then.
+void decline_rank(const Error& error) noexcept;
 
 }  // namespace trainrt

@@ -53,6 +53,7 @@ Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, R
     const size_t own = static_cast<size_t>(*devices[0].cuda_index);
     ranks.differ("GPU", cuda_module().devices().at(own).uuid);
   }
+  ranks.set_activity("reading the model and the data");
   Run run{options,
           seams,
           make_training_job(options, evaluate ? JobUse::kEvaluate : JobUse::kTrain),
@@ -77,6 +78,7 @@ Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, R
       position = run.checkpoint->position().position;
     }
   }
+  ranks.set_activity("planning");
   run.plan = choose_plan(options, run.job, run.devices);
   run.range = step_range(options, run.job.dataset->num_samples(), first_step, position);
   run.sizes = run.range.sizes;

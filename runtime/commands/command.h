@@ -19,6 +19,7 @@ struct Command {
   // Returns the exit code; an Error thrown becomes a message and its own code.
   std::function<int(const Options&)> run;
   std::function<std::string()> notes = nullptr;  // that --help ends with
+  bool starts_ranks = false;                     // which may be processes that meet (with_ranks)
 };
 
 struct RegisterCommand {

@@ -30,6 +30,7 @@ const RegisterCommand kProfile{{
             return 0;
           });
         },
+    .starts_ranks = true,
 }};
 
 }  // namespace

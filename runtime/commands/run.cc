@@ -14,6 +14,7 @@ const RegisterCommand kRun{{
     .min_arguments = 1,
     .max_arguments = 1,
     .run = [](const Options& options) { return train(options); },
+    .starts_ranks = true,
 }};
 
 const RegisterCommand kEval{{
@@ -24,6 +25,7 @@ const RegisterCommand kEval{{
     .min_arguments = 1,
     .max_arguments = 1,
     .run = evaluate,
+    .starts_ranks = true,
 }};
 
 }  // namespace

@@ -67,6 +67,45 @@ std::vector<std::string> messages(const std::vector<Outcome>& outcomes) {
   return texts;
 }
 
+// What comes next on a connection; "" when it ends.
+std::string next_text(const Socket& socket, MessageReader& reader) {
+  std::string why;
+  for (;;) {
+    if (const std::optional<std::string> text = reader.next()) {
+      return *text;
+    }
+    if (reader.read(socket, why) == MessageReader::Status::kClosed) {
+      return "";
+    }
+    std::this_thread::yield();
+  }
+}
+
+// A connection to the rank 0 of `world_size` that has let this in as its rank 1, which is silent.
+Socket silent_rank_one(int port, int world_size) {
+  std::string why;
+  std::optional<Socket> one = Socket::connected("127.0.0.1", port, kPatient, why);
+  EXPECT_TRUE(one.has_value()) << why;
+  EXPECT_TRUE(one->send_message(R"({"type": "hello", "rank": 1, "job": "", "generation": 0,
+      "version": "1.0", "host": "a", "host_id": "a", "pid": 17, "world_size": )" +
+                                    std::to_string(world_size) + "}",
+                                kPatient));
+  MessageReader reader;
+  EXPECT_THAT(next_text(*one, reader), HasSubstr("noted"));
+  return std::move(*one);
+}
+
+// Takes the next connection and what it says first.
+Socket accepted_caller(const Socket& listener) {
+  std::optional<Socket> caller;
+  while (!(caller = listener.accepted())) {
+    std::this_thread::yield();
+  }
+  MessageReader reader;
+  EXPECT_NE(next_text(*caller, reader), "");
+  return std::move(*caller);
+}
+
 TEST(RendezvousTest, AllLearnWhatEachBrings) {
   const auto outcomes = meet(places(4), kPatient, [](Rendezvous& r) {
     EXPECT_EQ(r.num_local_ranks(), 4);
@@ -113,16 +152,8 @@ TEST(RendezvousTest, TheEndOfARankZeroThatLetOneInIsNoticedAtOnce) {
   std::vector<RankPlace> all = places(2);
   const Socket listener(all[0].listening_fd);
   std::thread rank_zero([&] {
-    std::optional<Socket> caller;
-    while (!(caller = listener.accepted())) {
-      std::this_thread::yield();
-    }
-    MessageReader reader;
-    std::string why;
-    while (!reader.next()) {
-      ASSERT_EQ(reader.read(*caller, why), MessageReader::Status::kOpen) << why;
-    }
-    ASSERT_TRUE(caller->send_message(R"({"type": "noted"})", kPatient));
+    const Socket caller = accepted_caller(listener);
+    ASSERT_TRUE(caller.send_message(R"({"type": "noted"})", kPatient));
   });
   all.erase(all.begin());
   const auto outcomes = meet(all, std::chrono::hours(1), [](Rendezvous&) {});
@@ -136,24 +167,80 @@ TEST(RendezvousTest, WhoComesAfterADeathIsToldOfIt) {
   Outcome first;
   std::thread rank_zero(
       [&] { first = meet({all[0]}, std::chrono::hours(1), [](Rendezvous&) {})[0]; });
-  std::string why;
-  std::optional<Socket> one = Socket::connected("127.0.0.1", all[1].port, kPatient, why);
-  ASSERT_TRUE(one.has_value()) << why;
-  ASSERT_TRUE(one->send_message(R"({"type": "hello", "rank": 1, "world_size": 3, "job": "",
-      "generation": 0, "version": "1.0", "host": "a", "host_id": "a", "pid": 17})",
-                                kPatient));
-  MessageReader reader;
-  std::optional<std::string> answer;
-  while (!(answer = reader.next())) {
-    ASSERT_EQ(reader.read(*one, why), MessageReader::Status::kOpen) << why;
-  }
-  EXPECT_THAT(*answer, HasSubstr("noted"));
-  one.reset();
+  silent_rank_one(all[1].port, 3).close();
   const auto last = meet({all[2]}, std::chrono::hours(1), [](Rendezvous&) {});
   rank_zero.join();
   for (const Outcome& outcome : {first, last[0]}) {
     EXPECT_THAT(outcome.message, HasSubstr("rank 1 (process 17 on a) died"));
   }
+}
+
+// It says nothing after its hello, and nobody waits for it.
+TEST(RendezvousTest, ASilentRankIsNamed) {
+  const std::vector<RankPlace> all = places(2);
+  Socket one;
+  std::thread rank_one([&] { one = silent_rank_one(all[1].port, 2); });
+  const auto outcomes = meet({all[0]}, milliseconds(400), [](Rendezvous& r) {
+    const Failure failure = r.wait_for_failure(kPatient).value();
+    EXPECT_EQ(failure.rank, 1);
+    EXPECT_THAT(failure.message, HasSubstr("rank 1 (process 17 on a) has given no sign of life"));
+  });
+  EXPECT_EQ(outcomes[0].message, "");
+  rank_one.join();
+}
+
+TEST(RendezvousTest, ASilentRankZeroIsNamed) {
+  std::vector<RankPlace> all = places(2);
+  const Socket listener(all[0].listening_fd);
+  Socket caller;
+  std::thread rank_zero([&] {
+    caller = accepted_caller(listener);
+    ASSERT_TRUE(caller.send_message(R"({"type": "noted"})", kPatient));
+    ASSERT_TRUE(caller.send_message(
+        R"({"type": "welcome", "addresses": ["::1", "::1"], "hosts": ["a", "a"]})", kPatient));
+    ASSERT_TRUE(caller.send_message(R"({"type": "alive", "doing": "planning"})", kPatient));
+  });
+  const auto outcomes = meet({all[1]}, milliseconds(400), [](Rendezvous& r) {
+    const Failure failure = r.wait_for_failure(kPatient).value();
+    EXPECT_EQ(failure.rank, 0);
+    EXPECT_THAT(failure.message,
+                AllOf(HasSubstr("rank 0 (at 127.0.0.1:"),
+                      HasSubstr("has given no sign of life"),
+                      HasSubstr("it was last planning")));
+  });
+  EXPECT_EQ(outcomes[0].message, "");
+  rank_zero.join();
+}
+
+TEST(RendezvousTest, ARankThatCannotTakePartIsNotWaitedFor) {
+  for (const size_t missing : {size_t{0}, size_t{1}, size_t{2}}) {
+    std::vector<RankPlace> all = places(3);
+    const RankPlace place = all[missing];
+    all.erase(all.begin() + static_cast<ptrdiff_t>(missing));
+    std::thread declines([&] {
+      Rendezvous::decline(place, {place.rank, ErrorCode::kIo, "it has no model"}, kPatient);
+    });
+    // Where it comes last the others have met when they are told.
+    const auto outcomes =
+        meet(all, std::chrono::hours(1), [](Rendezvous& r) { r.exchange("x", "y"); });
+    EXPECT_THAT(messages(outcomes), Each("it has no model"));
+    EXPECT_EQ(outcomes[0].code, ErrorCode::kIo);
+    declines.join();
+  }
+}
+
+TEST(RendezvousTest, AnotherProgramAtTheAddressIsNamed) {
+  std::vector<RankPlace> all = places(2);
+  const Socket listener(all[0].listening_fd);
+  std::thread server([&] {
+    const Socket caller = accepted_caller(listener);
+    ASSERT_GT(::send(caller.fd(), "HTTP/1.1 400 Bad Request\r\n\r\n", 28, 0), 0);
+  });
+  const auto outcomes = meet({all[1]}, std::chrono::hours(1), [](Rendezvous&) {});
+  EXPECT_THAT(outcomes[0].message,
+              HasSubstr("what answers at 127.0.0.1:" + std::to_string(all[1].port) +
+                        " is no rank 0 of this program"));
+  server.join();
 }
 
 TEST(RendezvousTest, AnUnknownHostIsNamed) {

@@ -140,6 +140,7 @@ TEST_F(RankFailureTest, NprocKillsWhatCannotEndAndTellsItsCode) {
   ::kill(std::atoi(children.c_str()), SIGSTOP);
   const testing::ProgramResult result = testing::finish_trainrt(pid, folder_.path());
   EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, HasSubstr("rank 0 is stopped and is killed"));
   EXPECT_THAT(result.err, HasSubstr("[rank 1] error: "));
   EXPECT_THAT(result.err, HasSubstr("[rank 2] error: "));
 }
@@ -213,23 +214,35 @@ TEST_F(RankFailureTest, DifferentStartsAreToldBeforeTraining) {
   }
 }
 
+// The data are found missing after the ranks have met, the others before.
 TEST_F(RankFailureTest, ARankThatCannotBeginTellsTheOthers) {
-  RankProcesses ranks;
-  const Words good = {
-      testing::trainrt_binary(), "run", model_, "--loss", "mse", "--dp", "2", "--steps", "1"};
-  Words bad = good;
-  bad.insert(bad.end(), {"--data", folder_.file("none.npz")});
-  const std::string port = std::to_string(testing::free_port());
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.start(rank == 0 ? good : bad,
-                {{"RANK", std::to_string(rank)},
-                 {"WORLD_SIZE", "2"},
-                 {"MASTER_ADDR", "127.0.0.1"},
-                 {"MASTER_PORT", port}});
-  }
-  for (const RankEnd& end : ranks.wait(kPatient)) {
-    EXPECT_EQ(end.result.exit_code, 2) << end.result.err;
-    EXPECT_THAT(end.result.err, HasSubstr("none.npz"));
+  struct Row {
+    int rank;
+    Words more;
+    std::string says;
+  };
+  for (const Row& row : {Row{1, {"--data", folder_.file("none.npz")}, "none.npz"},
+                         Row{1, {"--no-such-flag"}, "--no-such-flag"},
+                         Row{0, {"another.onnx"}, "another.onnx"}}) {
+    RankProcesses ranks;
+    const std::string port = std::to_string(testing::free_port());
+    for (int rank = 0; rank < 2; ++rank) {
+      Words command = {
+          testing::trainrt_binary(), "run", model_, "--loss", "mse", "--dp", "2", "--steps", "1"};
+      if (rank == row.rank) {
+        command.insert(command.end(), row.more.begin(), row.more.end());
+      }
+      ranks.start(command,
+                  {{"RANK", std::to_string(rank)},
+                   {"WORLD_SIZE", "2"},
+                   {"MASTER_ADDR", "127.0.0.1"},
+                   {"MASTER_PORT", port}});
+    }
+    for (const RankEnd& end : ranks.wait(kPatient)) {
+      EXPECT_TRUE(end.ended) << row.says;
+      EXPECT_EQ(end.result.exit_code, 2) << end.result.err;
+      EXPECT_THAT(end.result.err, HasSubstr(row.says));
+    }
   }
 }
 
@@ -398,6 +411,11 @@ INSTANTIATE_TEST_SUITE_P(
                  rank_of_two("1", "192.0.2.1", "29500"),  // reserved for documentation
                  5,
                  {"rank 1 could not join rank 0 at 192.0.2.1:29500"}},
+        BadWorld{"SilentAddress",  // it listens and takes nothing
+                 {},
+                 rank_of_two("1", "127.0.0.1", "%taken"),
+                 5,
+                 {"rank 1 could not join rank 0 at 127.0.0.1:", "there is no answer"}},
         BadWorld{"UnknownHost",
                  {},
                  rank_of_two("1", "no-such-host.invalid", "29500"),
