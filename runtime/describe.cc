@@ -73,11 +73,12 @@ std::string plan_text(const Run& run) {
                             plan.pipeline_parallel,
                             " pipeline, micro-batch ",
                             plan.micro_batch_size);
+  const bool rebalances = run.options.rebalance && plan.data_parallel > 1;
   if (plan.pipeline_parallel > 1) {
     text += concat(", ", schedule_name(plan.schedule));
     for (const CompiledRank& rank : run.ranks) {
       if (goes_on(plan.schedule) && !run.job.evaluate && !rank.programs.empty() &&
-          !rank.programs[0]->runs_on()) {
+          (!rank.programs[0]->runs_on() || rebalances)) {
         text += " (drains at the end of each step)";
         break;
       }

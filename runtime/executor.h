@@ -28,6 +28,7 @@ struct StepFeed {
   // A gradient that is not finite is reported in StepResult::skipped rather than thrown; the
   // program's updates then have left everything as it was.
   bool skip_overflow = false;
+  bool trains = true;  // else the step only evaluates, and says so where it fails
   // What to do, of a program made for shapes; null: the program's own cells.
   const StepWork* work = nullptr;
   // [micro-batch of the step][index into the executor's input names].

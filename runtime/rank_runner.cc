@@ -120,6 +120,7 @@ StepFeed RankRunner::feed_of(const StepData& data, int64_t step) const {
   feed.learning_rate = schedule_.at(feed.update);
   feed.loss_scale = scaler_.scale();
   feed.skip_overflow = scaler_.active();
+  feed.trains = !run_.job.evaluate;
   feed.inputs = &data.inputs;
   feed.work = run_.job.token_batches ? &data.work : nullptr;
   return feed;
@@ -196,6 +197,7 @@ void RankRunner::save(int64_t step, int64_t position) {
   at.seed = run_.options.seed;
   at.model_hash = run_.job.model->hash();
   at.settings = training_settings(run_.options, run_.job);
+  note_update_rule(plan_, at.settings);
   std::vector<std::string> names = store_.owned_names();
   if (rank_ == 0) {
     names.insert(names.end(), run_.tensors.carried.begin(), run_.tensors.carried.end());

@@ -86,6 +86,38 @@ void compare_settings(const std::map<std::string, std::string>& before,
 
 }  // namespace
 
+namespace {
+
+constexpr const char* kUpdateRule = "update rule";
+
+std::string update_rule(const Plan& plan) {
+  return goes_on(plan.schedule) ? schedule_name(plan.schedule) : "synchronous";
+}
+
+}  // namespace
+
+void note_update_rule(const Plan& plan, std::map<std::string, std::string>& settings) {
+  settings[kUpdateRule] = update_rule(plan);
+}
+
+void require_update_rule(const Checkpoint& checkpoint, const Plan& plan) {
+  const auto& settings = checkpoint.position().settings;
+  const auto before = settings.find(kUpdateRule);
+  const std::string delayed = schedule_name(ScheduleKind::k2BW);
+  TRAINRT_REQUIRE(before == settings.end() || before->second == update_rule(plan),
+                  kInvalidArgument,
+                  "checkpoint '",
+                  checkpoint.path(),
+                  "' was trained ",
+                  before->second == delayed ? "with" : "without",
+                  " --schedule 2bw, which updates weights by gradients of the ones before and so "
+                  "trains otherwise than other schedules; this run's is ",
+                  schedule_name(plan.schedule),
+                  ". Continue ",
+                  before->second == delayed ? "with --schedule 2bw" : "without --schedule 2bw",
+                  ", or start anew from its --export in another --checkpoint-dir");
+}
+
 std::shared_ptr<const Checkpoint> open_checkpoint(const Options& options,
                                                   const TrainingJob& job,
                                                   bool tell) {

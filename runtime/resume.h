@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/plan.h"
 #include "runtime/checkpoint.h"
 #include "runtime/options.h"
 #include "runtime/training_job.h"
@@ -17,6 +18,12 @@ namespace trainrt {
 // What makes a training what it is, by option; written into its checkpoints.
 std::map<std::string, std::string> training_settings(const Options& options,
                                                      const TrainingJob& job);
+
+// Of a plan, whether updates use gradients of the weights before (2BW): beside those settings,
+// since a plan is chosen late.
+void note_update_rule(const Plan& plan, std::map<std::string, std::string>& settings);
+// Throws kInvalidArgument when the checkpoint was trained by the other rule.
+void require_update_rule(const Checkpoint& checkpoint, const Plan& plan);
 
 // The checkpoint to begin from; null without one. A folder that holds checkpoints is continued or
 // refused: nothing is overwritten by accident. With `tell`, removes what a killed run left half

@@ -80,6 +80,9 @@ Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, R
   }
   ranks.set_activity("planning");
   run.plan = choose_plan(options, run.job, run.devices);
+  if (run.checkpoint) {
+    require_update_rule(*run.checkpoint, run.plan);
+  }
   run.range = step_range(options, run.job.dataset->num_samples(), first_step, position);
   run.sizes = run.range.sizes;
   if (run.sizes.empty()) {

@@ -210,7 +210,13 @@ int plan_command(const Options& flags) {
                                                           : kQuickSearch;
   request.objective = objective_of(options.objective);
   request.price = planned_prices(options, request.topology);
-  const PlanResult& result = left_to_the_system(make_plan(request));
+  PlanResult made = make_plan(request);
+  if (made.feasible && options.rebalance && made.plan.data_parallel > 1 &&
+      goes_on(made.plan.schedule) && made.drains_because.empty()) {
+    made.drains_because =
+        "--rebalance compares the ranks' times after each (not part of the step above)";
+  }
+  const PlanResult& result = left_to_the_system(std::move(made));
   if (!options.trace.empty()) {
     TRAINRT_REQUIRE(result.chosen.prediction.timeline != nullptr,
                     kInfeasiblePlan,

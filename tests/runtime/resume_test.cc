@@ -137,13 +137,16 @@ TEST_P(RefusedResumeTest, NamesBothValues) {
 INSTANTIATE_TEST_SUITE_P(
     Settings,
     RefusedResumeTest,
-    ::testing::Values(Refused{"Optimizer",
-                              {"--optimizer", "adam"},
-                              {"--optimizer", "adamw"},
-                              "--optimizer adam, this run's is adamw"},
-                      Refused{
-                          "Seed", {"--seed", "3"}, {"--seed", "4"}, "--seed 3, this run's is 4"},
-                      Refused{"SeedLeftOut", {"--seed", "3"}, {}, "--seed 3, this run's is 0"}),
+    ::testing::Values(
+        Refused{"Optimizer",
+                {"--optimizer", "adam"},
+                {"--optimizer", "adamw"},
+                "--optimizer adam, this run's is adamw"},
+        Refused{"Seed", {"--seed", "3"}, {"--seed", "4"}, "--seed 3, this run's is 4"},
+        Refused{"SeedLeftOut", {"--seed", "3"}, {}, "--seed 3, this run's is 0"},
+        Refused{
+            "Delayed", {"--schedule", "2bw"}, {"--steps", "3"}, "was trained with --schedule 2bw"},
+        Refused{"NotDelayed", {}, {"--schedule", "2bw"}, "was trained without --schedule 2bw"}),
     [](const auto& row) { return std::string(row.param.name); });
 
 TEST_F(ResumeTest, OldCheckpointsGoAndTheOneInUseStays) {

@@ -142,6 +142,24 @@ TEST_F(RunOnTest, ALossThatIsNotFiniteIsToldWithItsStep) {
   EXPECT_EQ(message({}), message({"--clip-norm", "1e300"}));
 }
 
+TEST_F(RunOnTest, ALossThatIsNotFiniteEndsAllProcesses) {
+  RankProcesses ranks;
+  ranks.start_world(2, words({"--steps", "50", "--optimizer", "sgd", "--lr", "1e25"}));
+  const std::vector<RankEnd> ends = ranks.wait(std::chrono::seconds(60));
+  for (const RankEnd& end : ends) {
+    EXPECT_TRUE(end.ended);
+    EXPECT_EQ(end.result.exit_code, 1) << end.result.err;
+    EXPECT_THAT(end.result.err, HasSubstr("step 3: the loss is infinite, so training stops"));
+  }
+}
+
+TEST_F(RunOnTest, ThreeProcessesTrainWhatThreeThreadsDo) {
+  const Words pipeline = {"--pp", "3", "--micro-batch-size", "1"};
+  const std::vector<std::string> threads = course(pipeline + Words{"--devices", "cpu:3"});
+  EXPECT_EQ(threads.size(), 10u);
+  EXPECT_EQ(course(pipeline + Words{"--nproc", "3"}), threads);
+}
+
 TEST_F(RunOnTest, TracesShowTheForwardsOfTheNextStep) {
   const std::string ran = folder_.file("run.json"), planned = folder_.file("plan.json");
   const ProgramResult run = run_trainrt(words({"--steps", "4", "--trace", ran}) + kThreads);
@@ -156,6 +174,9 @@ TEST_F(RunOnTest, TracesShowTheForwardsOfTheNextStep) {
   EXPECT_THAT(file_text(planned), HasSubstr("\"0F0'\""));
   EXPECT_THAT(run_trainrt(plan + Words{"--clip-norm", "1"}).out,
               HasSubstr("drains at the end of each step: --clip-norm"));
+  const Words balanced = {"--devices", "cpu:4", "--dp", "2", "--batch-size", "8", "--rebalance"};
+  EXPECT_THAT(run_trainrt(plan + balanced).out,
+              HasSubstr("drains at the end of each step: --rebalance"));
 }
 
 }  // namespace
