@@ -5,6 +5,7 @@
 #include <map>
 
 #include "graph/base/error.h"
+#include "graph/base/log.h"
 #include "graph/onnx_weight_files.h"
 #include "runtime/file_bytes.h"
 #include "runtime/load_cuda.h"
@@ -236,6 +237,32 @@ void refuse_beside_training_info(const Options& options) {
                     option.name,
                     " has no effect: the model's own training_info says how it is trained; "
                     "--optimizer NAME or --loss KIND has it trained by the flags instead");
+  }
+}
+
+void warn_of_idle_pins(const Options& options, const Plan& plan) {
+  if (options.zero.value_or(0) > 0 && plan.data_parallel == 1) {
+    log_warning("--zero ",
+                *options.zero,
+                " changes nothing: the plan has one data rank (dp 1), which holds all");
+  }
+  if (!options.schedule.empty() && !goes_on(plan.schedule) && plan.pipeline_parallel == 1) {
+    log_warning("--schedule ",
+                options.schedule,
+                " changes nothing: the plan has no pipeline (pp 1), and so one order of work");
+  } else if (plan.schedule == ScheduleKind::kInterleaved && plan.virtual_stages == 1) {
+    log_warning(
+        "--schedule interleaved is 1f1b here: the plan has one virtual stage a rank; "
+        "--virtual-stages N gives it more");
+  }
+  if (plan.micro_batch_size < options.micro_batch_size) {
+    log_warning("--micro-batch-size ",
+                options.micro_batch_size,
+                " is more than there is at once: with --batch-size ",
+                options.batch_size,
+                " micro-batches have ",
+                plan.micro_batch_size,
+                " samples");
   }
 }
 

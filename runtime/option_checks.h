@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "graph/onnx_import.h"
+#include "parallel/plan.h"
 #include "runtime/options.h"
 
 namespace trainrt {
@@ -33,5 +34,8 @@ void check_eval_length(const Options& options);
 // Makes the checkpoint folder. Throws kIo when it or another file that a run is to write could not
 // be written: told before the work, not after it.
 void check_outputs(const Options& options);
+
+// Says which flags that pin part of a plan change nothing in the one that was made of them.
+void warn_of_idle_pins(const Options& options, const Plan& plan);
 
 }  // namespace trainrt

@@ -29,6 +29,9 @@ std::string number_text(T value) {
   return status == std::errc() ? std::string(buffer, end) : std::string();
 }
 
+// More is a slip, and would be told as a model whose shapes are too large.
+constexpr double kMostSamplesOfStep = std::numeric_limits<int32_t>::max();
+
 template <typename T>
 T parse_number(const std::string& text, const std::string& where, double low, double high) {
   T value{};
@@ -55,13 +58,14 @@ T parse_number(const std::string& text, const std::string& where, double low, do
                   " is ",
                   text,
                   "; wanted a finite number");
-  TRAINRT_REQUIRE(static_cast<double>(value) >= low && static_cast<double>(value) <= high,
-                  kInvalidArgument,
-                  where,
-                  " is ",
-                  text,
-                  "; wanted ",
-                  high == kNoLimit ? concat("at least ", low) : concat(low, " to ", high));
+  TRAINRT_REQUIRE(
+      static_cast<double>(value) >= low && static_cast<double>(value) <= high,
+      kInvalidArgument,
+      where,
+      " is ",
+      text,
+      "; wanted ",
+      high == kNoLimit ? concat("at least ", low) : concat(low, " to ", number_text(high)));
   return value;
 }
 
@@ -204,8 +208,18 @@ std::vector<OptionDef> data_options() {
            "auto, softmax_cross_entropy, nll, mse, bce_with_logits, l1 or output:NAME"),
       text("labels", d, &O::labels, "NAME", "graph input or data array that holds the labels"),
       text("output", d, &O::output, "NAME", "graph output the loss reads"),
-      number("batch-size", d, &O::batch_size, "samples per step, over all ranks", 1),
-      number("micro-batch-size", d, &O::micro_batch_size, "samples per micro-batch (0: planner)"),
+      number("batch-size",
+             d,
+             &O::batch_size,
+             "samples per step, over all ranks",
+             1,
+             kMostSamplesOfStep),
+      number("micro-batch-size",
+             d,
+             &O::micro_batch_size,
+             "samples per micro-batch (0: planner)",
+             0,
+             kMostSamplesOfStep),
       maybe("steps",
             d,
             &O::steps,

@@ -244,7 +244,7 @@ bool wants_search(const Options& options, const std::vector<DeviceOptions>& devi
   });
   return devices.size() > 1 || limited || !options.recompute.empty() || !options.schedule.empty() ||
          options.zero.value_or(0) > 0 || options.virtual_stages.value_or(1) > 1 ||
-         options.offload == "optimizer";
+         options.sequence_parallel || options.offload == "optimizer";
 }
 
 // The GPU of each rank: all that are named, or of several processes each one's own among them. A

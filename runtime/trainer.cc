@@ -83,6 +83,9 @@ Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, R
   if (run.checkpoint) {
     require_update_rule(*run.checkpoint, run.plan);
   }
+  if (!evaluate && ranks.has_rank_zero()) {
+    warn_of_idle_pins(options, run.plan);
+  }
   run.range = step_range(options, run.job.dataset->num_samples(), first_step, position);
   run.sizes = run.range.sizes;
   if (run.sizes.empty()) {

@@ -211,6 +211,9 @@ int plan_command(const Options& flags) {
   request.objective = objective_of(options.objective);
   request.price = planned_prices(options, request.topology);
   PlanResult made = make_plan(request);
+  if (made.feasible) {
+    warn_of_idle_pins(options, made.plan);
+  }
   if (made.feasible && options.rebalance && made.plan.data_parallel > 1 &&
       goes_on(made.plan.schedule) && made.drains_because.empty()) {
     made.drains_because =

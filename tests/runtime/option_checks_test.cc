@@ -69,6 +69,49 @@ INSTANTIATE_TEST_SUITE_P(
                     "--metrics"}),
     [](const auto& row) { return std::string(row.param.name); });
 
+// Neither refused nor dropped without a word, and alike in both commands.
+TEST(IdlePinsTest, WhatChangesNothingInThePlanIsSaid) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx");
+  write_text(model, tiny_model());
+  struct Row {
+    std::vector<std::string> flags;
+    const char* says;
+  };
+  for (const Row& row : {Row{{"--zero", "2"}, "--zero 2 changes nothing"},
+                         Row{{"--schedule", "zb-h1"}, "--schedule zb-h1 changes nothing"},
+                         Row{{"--micro-batch-size", "64"}, "micro-batches have 32 samples"},
+                         Row{{"--devices",
+                              "cpu:2",
+                              "--pp",
+                              "2",
+                              "--schedule",
+                              "interleaved",
+                              "--virtual-stages",
+                              "1"},
+                             "interleaved is 1f1b here"}}) {
+    for (const char* command : {"plan", "run"}) {
+      std::vector<std::string> words = {command, model, "--loss", "mse", "--steps", "1"};
+      words.insert(words.end(), row.flags.begin(), row.flags.end());
+      const ProgramResult result = run_trainrt(words);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_THAT(result.err, AllOf(HasSubstr("warning: "), HasSubstr(row.says))) << command;
+    }
+  }
+}
+
+TEST(IdlePinsTest, SequenceParallelismOfOneRankIsRefusedByBothCommands) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx");
+  write_text(model, tiny_model());
+  for (const char* command : {"plan", "run"}) {
+    const ProgramResult result =
+        run_trainrt({command, model, "--loss", "mse", "--sequence-parallel"});
+    EXPECT_NE(result.exit_code, 0) << command;
+    EXPECT_THAT(result.err, HasSubstr("--sequence-parallel needs a tensor group"));
+  }
+}
+
 TEST(ModelSizesTest, ASizeThatTheFamilyLacksIsRefused) {
   const TemporaryFolder folder;
   const auto message = [&](const std::vector<std::string>& flags) {

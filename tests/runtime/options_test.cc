@@ -186,7 +186,13 @@ TEST(OptionsTest, ValuesAreChecked) {
                     parse({"m.onnx", "--batch-size", "0"});
                   },
                   ErrorCode::kInvalidArgument),
-              HasSubstr("at least 1"));
+              HasSubstr("1 to 2147483647"));
+  EXPECT_THAT(message_of(
+                  [] {
+                    parse({"m.onnx", "--batch-size", "1099511627776"});
+                  },
+                  ErrorCode::kInvalidArgument),
+              HasSubstr("1 to 2147483647"));
   EXPECT_THAT(message_of(
                   [] {
                     parse({"m.onnx", "--optimizer", "adamm"});
