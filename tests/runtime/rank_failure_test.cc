@@ -62,15 +62,18 @@ class RankFailureTest : public ::testing::Test {
     return words;
   }
 
-  void wait_for_steps(const std::string& metrics) const {
+  static bool reach_steps(const std::string& metrics) {
     for (int i = 0; i < 6000; ++i) {
       const std::string text = file_text(metrics);
       if (std::count(text.begin(), text.end(), '\n') >= 3) {
-        return;
+        return true;
       }
       std::this_thread::sleep_for(milliseconds(5));
     }
-    ADD_FAILURE() << "the ranks do not train";
+    return false;
+  }
+  static void wait_for_steps(const std::string& metrics) {
+    EXPECT_TRUE(reach_steps(metrics)) << "the ranks do not train";
   }
 
   // Four ranks, two pipelines of two stages; returns how long the slowest survivor took.
@@ -79,9 +82,7 @@ class RankFailureTest : public ::testing::Test {
     ::unlink(metrics.c_str());
     RankProcesses ranks;
     ranks.start_world(4, endless_words({"--dp", "2", "--pp", "2", "--metrics", metrics}));
-    if (fault.while_training) {
-      wait_for_steps(metrics);
-    }
+    const bool trained = !fault.while_training || reach_steps(metrics);
     std::this_thread::sleep_for(fault.delay);
     const auto start = Clock::now();
     ranks.send_signal(fault.victim, fault.signal);
@@ -90,6 +91,7 @@ class RankFailureTest : public ::testing::Test {
     for (int rank = 0; rank < 4; ++rank) {
       if (rank != fault.victim) {
         const RankEnd& end = ends[static_cast<size_t>(rank)];
+        EXPECT_TRUE(trained) << "rank " << rank << " did not train: " << end.result.err;
         EXPECT_TRUE(end.ended) << fault << ": rank " << rank << " hangs";
         EXPECT_EQ(end.result.exit_code, 5) << fault << ", rank " << rank << ": " << end.result.err;
         EXPECT_THAT(end.result.err,
