@@ -212,7 +212,8 @@ std::optional<std::string> Rendezvous::Impl::try_to_join(SteadyClock::time_point
     return why;
   }
   begin("waiting for all ranks to come", -1);
-  std::optional<Json> answer = next_message(socket, reader, where, end + kSlack, why);
+  // At once, where rank 0 is there: it is nobody else's notice that would come late.
+  std::optional<Json> answer = next_message(socket, reader, where, end, why);
   if (answer && answer->at("type") == "noted") {
     // From here on a connection that ends is the end of this job's rank 0, not of an earlier job's.
     answer = await_welcome(end + kSlack, why);
