@@ -80,8 +80,10 @@ std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_block
                      request.objective == Objective::kCost ||
                      request.objective == Objective::kMemory;
   for (int devices = all - 1; devices >= 1; --devices) {
-    // Speed: only the largest number that has any plan. Else halvings, which span the range.
-    const bool wanted = fewer ? all % devices == 0 : found.empty();
+    // Speed: only the largest number that has any plan. Else all, or of many the divisors, which
+    // span the range.
+    constexpr int kFew = 16;
+    const bool wanted = fewer ? all <= kFew || all % devices == 0 : found.empty();
     if (!wanted) {
       continue;
     }

@@ -60,10 +60,10 @@ void PlanSearch::explain_too_large() {
   }
 }
 
-// What the nearest plan lacks, as a part of what it takes.
-double PlanSearch::nearest_shortage() const {
+// What a candidate lacks, as a part of what it takes.
+double PlanSearch::shortage_of(const Candidate& candidate) {
   double most = 0;
-  for (const StageMemory& stage : nearest_.prediction.stages) {
+  for (const StageMemory& stage : candidate.prediction.stages) {
     most = std::max(most,
                     static_cast<double>(stage.missing_bytes()) /
                         static_cast<double>(std::max<int64_t>(1, stage.peak_bytes)));
@@ -71,12 +71,90 @@ double PlanSearch::nearest_shortage() const {
   return most;
 }
 
+// What might win and whose single stage the estimate refuses, though a program that takes
+// `least_error` of it would fit: the fastest, or where nothing fits the nearest. None of `doubted`,
+// whose estimates are as good as programs.
+std::optional<Candidate> PlanSearch::doubtful_stage(double least_error,
+                                                    const std::set<DoubtKind>& doubted) {
+  std::optional<Candidate> found;
+  double shortage = 1 - least_error;
+  for (size_t i = 0; i < shapes_.size() && shapes_[i].bound < best_; ++i) {
+    const auto visited = visits_.find(i);
+    if (degrees_[static_cast<size_t>(shapes_[i].degrees)].pipeline > 1 || banned_.count(i) != 0 ||
+        visited == visits_.end() || visited->second.fits) {
+      continue;
+    }
+    Candidate candidate;
+    fit(shapes_[i], &candidate, &caches_[0]);
+    candidate.shape = i;
+    if (shortage_of(candidate) < shortage && !doubted.contains(doubt_kind(candidate))) {
+      shortage = shortage_of(candidate);
+      found = std::move(candidate);
+      if (best_ < 1e300) {
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+PlanSearch::DoubtKind PlanSearch::doubt_kind(const Candidate& candidate) {
+  return {memory_kind(candidate), strongest_recompute(candidate.layout, 0)};
+}
+
+// How many times its estimate a single stage's program needs; nothing where that takes too long.
+std::optional<double> PlanSearch::program_error(Candidate* candidate) {
+  try {
+    if (const std::optional<std::vector<RankMemory>> found = programs_memory(candidate)) {
+      const std::vector<StageMemory> stages =
+          stages_of_ranks(*found, request_.topology, candidate->layout);
+      return static_cast<double>(stages[0].peak_bytes) /
+             static_cast<double>(candidate->prediction.stages[0].peak_bytes);
+    }
+  } catch (const Error&) {
+    banned_.insert(candidate->shape);
+  }
+  return std::nullopt;
+}
+
+// The estimate of a single stage may be a third above what its program needs: whether what might be
+// the fastest, or comes nearest where nothing fits, is refused by it alone.
+void PlanSearch::doubt_single_stages() {
+  constexpr double kLeastError = 0.6;  // of programs to estimates, at first
+  constexpr double kAlike = 0.97;      // programs of other kinds: no less than so many times that
+  const int most = !request_.programs ? 0 : request_.memory_where_tight ? 2 : 4;  // 0.1 s each
+  std::set<DoubtKind> doubted;
+  double least_error = kLeastError;
+  for (int compiled = 0; compiled < most; ++compiled) {
+    std::optional<Candidate> candidate = doubtful_stage(least_error, doubted);
+    const std::optional<double> error = candidate ? program_error(&*candidate) : std::nullopt;
+    if (!error) {
+      return;
+    }
+    const DoubtKind kind = doubt_kind(*candidate);
+    doubted.insert(kind);
+    least_error = kAlike * *error;
+    std::array<double, 3> errors = memory_error(*candidate);
+    double& known = errors[static_cast<size_t>(kind.second)];
+    if (*error >= known) {
+      continue;
+    }
+    known = *error;
+    memory_errors_[kind.first] = errors;
+    std::erase_if(visits_, [&](const auto& visited) {
+      return visited.second.too_large && shapes_[visited.first].profile == candidate->profile;
+    });
+    explore();
+    settle();
+  }
+}
+
 // Nothing fits by the estimates, which may be above what programs need: whether the programs of the
 // best few that lack a little do fit.
 void PlanSearch::doubt_estimates() {
   constexpr double kLeastError = 0.95;  // of programs to estimates
   constexpr int kMostTried = 8;
-  if (nearest_shortage() > 1 - kLeastError) {
+  if (shortage_of(nearest_) > 1 - kLeastError) {
     return;
   }
   estimate_error_ = kLeastError;
@@ -98,6 +176,31 @@ void PlanSearch::doubt_estimates() {
   }
   visits_.clear();
   explore();
+}
+
+// What the nearest plan lacks by its programs, where they can be compiled.
+void PlanSearch::settle_nearest() {
+  try {
+    if (std::optional<std::vector<RankMemory>> found = programs_memory(&nearest_)) {
+      nearest_.rank_memory = std::move(*found);
+    }
+  } catch (const Error&) {  // what cannot be carried out is told apart when it is the best
+  }
+  if (nearest_.rank_memory.empty()) {
+    return;
+  }
+  nearest_.prediction.stages =
+      stages_of_ranks(nearest_.rank_memory, request_.topology, nearest_.layout);
+  result_.missing_bytes = 0;
+  keep_nearest(Candidate(nearest_));
+  if (nearest_.prediction.fits()) {
+    const std::vector<StageMemory> stages = nearest_.prediction.stages;
+    nearest_.prediction = predict_step(step_request(nearest_));
+    nearest_.prediction.stages = stages;
+    chosen_ = nearest_;
+    best_seconds_ = chosen_.prediction.seconds;
+    best_ = value_of(chosen_, best_seconds_);
+  }
 }
 
 // Nothing fits where tensors are cut for speed: the same with as many of them cut as there are.

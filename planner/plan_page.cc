@@ -451,7 +451,10 @@ std::string report_html(const PlanRequest& request,
   body += figure(number_text(100 * f.mfu, "%.1f") + " %", "of the devices' peak used by the model");
   body +=
       figure(gibibytes(static_cast<double>(result.chosen.peak_bytes())), "most memory of a device");
-  body += figure(number_text(100 * result.gap(), "%.2f") + " %", "gap to the search's lower bound");
+  if (result.feasible) {
+    body +=
+        figure(number_text(100 * result.gap(), "%.2f") + " %", "gap to the search's lower bound");
+  }
   body += "</div>" + time_section(p) + memory_section(request, c) + pipeline_section(p) +
           what_if_section(result) + alternatives_section(result) + placements_section(result) +
           padding_section(result);

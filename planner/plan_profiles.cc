@@ -105,7 +105,7 @@ int PlanSearch::profile_of(int64_t micro_batch, const Degrees& d, bool sequence_
 // Whether the search looks at these degrees with sequence parallelism, or without.
 bool PlanSearch::profiles_sequence_parallel(const Degrees& d, bool sp) const {
   if (d.tensor == 1) {
-    return !sp && (!splits_for_memory_ || request_.split_for_memory);
+    return !sp && (!splits_for_memory_ || splits_first_);
   }
   return request_.pins.sequence_parallel.value_or(sp) == sp;
 }

@@ -206,8 +206,8 @@ std::string report_json(const PlanRequest& request,
   json["search"] = {{"seconds", context.seconds},
                     {"candidates", result.candidates},
                     {"pruned", result.pruned},
-                    {"lower_bound_seconds", result.lower_bound},
-                    {"gap", result.gap()}};
+                    {"lower_bound_seconds", result.feasible ? Json(result.lower_bound) : Json()},
+                    {"gap", result.feasible ? Json(result.gap()) : Json()}};
   return json.dump(1) + "\n";
 }
 

@@ -34,6 +34,8 @@ PlanSearch::PlanSearch(const PlanRequest& request, SearchModel* model)
       model_(model),
       block_pins_(request.pins.block_pins()),
       uniform_(request.topology.is_uniform()),
+      splits_first_(request.pins.placements.empty() &&
+                    (request.split_for_memory || request.objective == Objective::kMemory)),
       caches_(most_workers()) {}
 
 PlanResult PlanSearch::run(const Beside& beside) {
@@ -45,7 +47,7 @@ PlanResult PlanSearch::run(const Beside& beside) {
   const int num_blocks =
       static_cast<int>(model_at(request_.pins.micro_batch.value_or(1)).blocks.blocks.size());
   degrees_ = candidate_degrees(request_, num_blocks);
-  splits_for_memory_ = request_.split_for_memory && request_.pins.placements.empty();
+  splits_for_memory_ = splits_first_;
   make_first_profiles();
   add_all_degrees();
   if (shapes_.empty()) {
@@ -63,6 +65,7 @@ PlanResult PlanSearch::run(const Beside& beside) {
 
 void PlanSearch::choose() {
   settle();
+  doubt_single_stages();
   if (best_ >= 1e300 && !request_.only_feasible) {
     explain_too_large();
     if (request_.programs && !request_.memory_where_tight) {
@@ -71,10 +74,13 @@ void PlanSearch::choose() {
   }
   constexpr double kHopeless = 0.5;  // of what the nearest plan takes
   if (best_ >= 1e300 && !splits_for_memory_ && request_.pins.placements.empty() &&
-      (request_.only_feasible || nearest_shortage() < kHopeless) &&
+      (request_.only_feasible || shortage_of(nearest_) < kHopeless) &&
       std::any_of(
           degrees_.begin(), degrees_.end(), [](const Degrees& d) { return d.tensor > 1; })) {
     split_for_memory();
+  }
+  if (best_ >= 1e300 && request_.programs && !request_.only_feasible) {
+    settle_nearest();
   }
   rank_by_programs();
   decide();

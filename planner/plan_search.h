@@ -76,6 +76,7 @@ class PlanSearch {
     double bound = 0;  // of the objective's value
   };
   using Group = std::pair<int, int>;  // tensor and pipeline degree: what alternatives differ in
+  using MemoryKind = std::tuple<int, std::vector<int>, int>;  // profiles and ZeRO stage
 
   void find_reasons_to_drain();
   const std::string& drains_because(const Layout& layout) const;
@@ -148,6 +149,7 @@ class PlanSearch {
   LayoutFit layout_fit(const StepRequest& request, Candidate* candidate, Caches* caches) const;
   // Takes the candidate's memory from its programs. False when it does not fit, or cannot be
   // compiled: the next explore() knows better.
+  std::optional<std::vector<RankMemory>> programs_memory(Candidate* candidate);
   bool settle_memory(Candidate* candidate);
   const CostModel* cpu_cost(int device);
   std::optional<ProgramTime> replay_programs_of(const Candidate& candidate, const Plan& plan) const;
@@ -175,8 +177,14 @@ class PlanSearch {
   void explore();
   void explore_all();
   void settle();
-  double nearest_shortage() const;
+  static double shortage_of(const Candidate& candidate);
+  using DoubtKind = std::pair<MemoryKind, RecomputeMode>;
+  static DoubtKind doubt_kind(const Candidate& candidate);
+  std::optional<Candidate> doubtful_stage(double least_error, const std::set<DoubtKind>& doubted);
+  std::optional<double> program_error(Candidate* candidate);
+  void doubt_single_stages();
   void doubt_estimates();
+  void settle_nearest();
   void split_for_memory();
   bool is_known(size_t shape) const;
   Visit visit(size_t shape, Caches* caches) const;
@@ -198,6 +206,7 @@ class PlanSearch {
   SearchModel* model_;
   BlockPins block_pins_;
   bool uniform_;
+  const bool splits_first_;  // tensors as often as they can be, not where nothing else fits only
   bool splits_for_memory_ = false;
   Engine engine_;
   std::map<int, CostModel> cpu_costs_;  // by device type
@@ -236,7 +245,6 @@ class PlanSearch {
   std::set<size_t> banned_;  // shapes that cannot be carried out
   // How many times the estimate programs need, by profiles and ZeRO stage and by recompute, where
   // that is known to be more.
-  using MemoryKind = std::tuple<int, std::vector<int>, int>;
   static MemoryKind memory_kind(const Candidate& candidate);
   std::map<MemoryKind, std::array<double, 3>> memory_errors_;
   double estimate_error_ = 1;  // where it is not known

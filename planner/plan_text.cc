@@ -212,17 +212,21 @@ std::string report_text(const PlanRequest& request,
   } else if (result.feasible) {
     text += "\n  what would change the answer: --what-if on searches for it\n";
   }
-  return text + concat("\n  search       ",
-                       number_text(context.seconds),
-                       " s, ",
-                       result.candidates,
-                       " candidates, ",
-                       result.pruned,
-                       " pruned; no plan of this space beats ",
-                       number_text(result.lower_bound, "%.4g"),
-                       " s (gap ",
-                       number_text(100 * result.gap(), "%.2f"),
-                       " %)\n");
+  text += concat("\n  search       ",
+                 number_text(context.seconds),
+                 " s, ",
+                 result.candidates,
+                 " candidates, ",
+                 result.pruned,
+                 " pruned");
+  if (result.feasible) {
+    text += concat("; no plan of this space beats ",
+                   number_text(result.lower_bound, "%.4g"),
+                   " s (gap ",
+                   number_text(100 * result.gap(), "%.2f"),
+                   " %)");
+  }
+  return text + "\n";
 }
 
 }  // namespace trainrt

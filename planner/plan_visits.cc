@@ -113,9 +113,37 @@ std::array<double, 3> PlanSearch::memory_error(const Candidate& candidate) const
   return {estimate_error_, estimate_error_, estimate_error_};
 }
 
-bool PlanSearch::settle_memory(Candidate* candidate) {
+// Of all ranks, from their programs; nothing where compiling those would take too long. A report
+// can wait for that of CPUs, whose programs are priced too, unless it is huge; for GPUs, where
+// there is another way, if it takes some 0.1 s.
+std::optional<std::vector<RankMemory>> PlanSearch::programs_memory(Candidate* candidate) {
+  constexpr int64_t kMostWork = 16000, kQuickWork = 2000;
   const Layout& layout = candidate->layout;
   const GraphProfile& own = *profiles_[static_cast<size_t>(candidate->profile)];
+  write_shares(candidate);
+  const Plan plan = plan_of(request_, *candidate, own);
+  const int64_t work = ProgramMemory::work(plan, own.num_nodes);
+  const bool on_cpu = request_.device_spec(request_.topology, 0).backend == Backend::kCpu;
+  const auto device = [&](int rank) {
+    return request_.device_spec(request_.topology, layout.device(rank));
+  };
+  std::optional<std::vector<RankMemory>> found;
+  if (request_.program_source.forward && work > (on_cpu ? kMostWork : kQuickWork)) {
+    found = short_program_memory(request_.program_source, plan, device);
+  }
+  if (!found && work <= kMostWork) {
+    std::vector<const CostModel*> costs;
+    for (int rank = 0; rank < layout.world_size(); ++rank) {
+      costs.push_back(cpu_cost(layout.device(rank)));
+    }
+    const auto cost = [&](int rank) { return costs[static_cast<size_t>(rank)]; };
+    found = ProgramMemory(request_.programs, plan, device, cost).all();
+  }
+  return found;
+}
+
+bool PlanSearch::settle_memory(Candidate* candidate) {
+  const Layout& layout = candidate->layout;
   constexpr double kFarFromLimit = 0.5;  // of the memory; no estimate is as wrong
   const bool is_tight = std::any_of(
       candidate->prediction.stages.begin(),
@@ -127,31 +155,11 @@ bool PlanSearch::settle_memory(Candidate* candidate) {
   if (!request_.programs || (request_.memory_where_tight && !is_tight)) {
     return true;
   }
-  write_shares(candidate);
-  const Plan plan = plan_of(request_, *candidate, own);
-  // A report can wait for that of CPUs, whose programs are priced too, unless it is huge; for GPUs,
-  // where there is another way, if it takes some 0.1 s.
-  constexpr int64_t kMostWork = 16000, kQuickWork = 2000;
-  const int64_t work = ProgramMemory::work(plan, own.num_nodes);
-  const bool on_cpu = request_.device_spec(request_.topology, 0).backend == Backend::kCpu;
   const std::vector<StageMemory> estimate = candidate->prediction.stages;
+  const std::array<double, 3> believed = memory_error(*candidate);
   try {
-    const auto device = [&](int rank) {
-      return request_.device_spec(request_.topology, layout.device(rank));
-    };
-    std::optional<std::vector<RankMemory>> found;
-    if (request_.program_source.forward && work > (on_cpu ? kMostWork : kQuickWork)) {
-      found = short_program_memory(request_.program_source, plan, device);
-    }
-    if (!found && work <= kMostWork) {
-      std::vector<const CostModel*> costs;
-      for (int rank = 0; rank < layout.world_size(); ++rank) {
-        costs.push_back(cpu_cost(layout.device(rank)));
-      }
-      const auto cost = [&](int rank) { return costs[static_cast<size_t>(rank)]; };
-      found = ProgramMemory(request_.programs, plan, device, cost).all();
-    }
-    if (!found && estimate_error_ < 1) {
+    std::optional<std::vector<RankMemory>> found = programs_memory(candidate);
+    if (!found && *std::min_element(believed.begin(), believed.end()) < 1) {
       banned_.insert(candidate->shape);  // it fits by less than the estimate alone
       return false;
     }
@@ -181,7 +189,7 @@ bool PlanSearch::settle_memory(Candidate* candidate) {
                        static_cast<double>(estimate[worst].peak_bytes);
   // In steps that end: plans of one kind differ little, and each one's programs take their time.
   constexpr double kLeastStep = 1.002;
-  std::array<double, 3> errors = memory_error(*candidate);
+  std::array<double, 3> errors = believed;
   double& known = errors[static_cast<size_t>(strongest_recompute(layout, static_cast<int>(worst)))];
   if (error <= known) {
     banned_.insert(candidate->shape);

@@ -121,7 +121,10 @@ std::string shares_text(const PlanRequest& request, const PlanResult& result) {
     }
   }
   text += shares.size() > 16 ? ", ..." : "";
-  const char* why = !request.pins.data_shares.empty() || !request.pins.shares.empty()
+  const bool rounded =
+      request.pins.micro_batch && !request.pins.shares.empty() && !request.pins.exact_reduction;
+  const char* why = rounded ? "as asked for, in whole micro-batches"
+                    : !request.pins.data_shares.empty() || !request.pins.shares.empty()
                         ? "as asked for"
                     : request.topology.is_uniform() ? "the batch does not divide evenly"
                                                     : "by speed and memory of the devices";

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
+#include <set>
+#include <utility>
 
 #include "planner/report_parts.h"
 
@@ -67,13 +70,92 @@ Topology with_memory(const Topology& topology, double factor) {
   return result;
 }
 
+// The same cluster of fewer devices.
+Topology only(const Topology& topology, const std::vector<bool>& kept) {
+  Topology result;
+  result.types = topology.types;
+  for (const Host& host : topology.hosts) {
+    Host own = host;
+    own.devices.clear();
+    for (const int device : host.devices) {
+      if (kept[static_cast<size_t>(device)]) {
+        own.devices.push_back(result.num_devices());
+        result.devices.push_back(topology.device(device));
+        result.devices.back().host = static_cast<int>(result.hosts.size());
+      }
+    }
+    if (!own.devices.empty()) {
+      result.hosts.push_back(std::move(own));
+    }
+  }
+  return result;
+}
+
 }  // namespace
+
+std::vector<Change> fewer_devices_to_try(const PlanRequest& request, const PlanResult& result) {
+  const PlanPins& pins = request.pins;
+  const Topology& topology = request.topology;
+  if (request.objective != Objective::kThroughput || !result.feasible || !pins.shares.empty() ||
+      !pins.data_shares.empty() || !pins.device_order.empty() ||
+      (pins.data && pins.tensor && pins.pipeline)) {
+    return {};
+  }
+  const auto rate = [&](int device) {
+    const DeviceType& type = topology.type_of(device);
+    return type.memory_bandwidth * type.speed;
+  };
+  const auto rates = [&](const std::vector<int>& devices) {
+    return std::accumulate(devices.begin(), devices.end(), 0.0, [&](double sum, int device) {
+      return sum + rate(device);
+    });
+  };
+  std::vector<int> all(topology.devices.size());
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<std::pair<std::string, std::vector<int>>> choices;
+  std::vector<int> fast = all;
+  std::stable_sort(fast.begin(), fast.end(), [&](int a, int b) { return rate(a) > rate(b); });
+  for (size_t n = fast.size(); n-- > 1;) {
+    if (rate(fast[n - 1]) > rate(fast[n])) {
+      choices.emplace_back(
+          "the fastest ",
+          std::vector<int>(fast.begin(), fast.begin() + static_cast<std::ptrdiff_t>(n)));
+    }
+  }
+  if (topology.hosts.size() > 1) {
+    const auto host = std::max_element(
+        topology.hosts.begin(), topology.hosts.end(), [&](const Host& a, const Host& b) {
+          return rates(a.devices) < rates(b.devices);
+        });
+    choices.emplace_back("those of " + host->name + ": ", host->devices);
+  }
+  constexpr size_t kMostTried = 3;
+  constexpr double kBetterUsed = 0.9;  // of the same work: larger parts of it on each
+  const double compute = result.chosen.prediction.breakdown.compute;
+  std::vector<Change> changes;
+  std::set<std::vector<int>> seen;
+  for (const auto& [which, devices] : choices) {
+    const double least = kBetterUsed * compute * rates(all) / rates(devices);
+    if (changes.size() < kMostTried && least < result.chosen.prediction.seconds &&
+        seen.insert(devices).second) {
+      std::vector<bool> kept(all.size(), false);
+      for (const int device : devices) {
+        kept[static_cast<size_t>(device)] = true;
+      }
+      PlanRequest changed = request;
+      changed.topology = only(topology, kept);
+      changes.push_back(
+          {concat(which, devices.size(), " of the ", all.size(), " devices"), std::move(changed)});
+    }
+  }
+  return changes;
+}
 
 std::vector<Change> changes_to_try(const PlanRequest& request) {
   std::vector<Change> changes;
   PlanRequest changed = request;
   changed.topology = with_memory(request.topology, 1.1);
-  changes.push_back({"10 % more memory", changed});
+  changes.push_back({"10 % more memory", changed, /*allows_the_plan=*/true});
   changed = request;
   changed.global_batch = 2 * request.global_batch;
   for (DataShare& share : changed.pins.data_shares) {
@@ -112,6 +194,13 @@ WhatIf what_came_of(const Change& change,
   const double rate = static_cast<double>(request.global_batch) / result.chosen.prediction.seconds;
   found.samples_per_second = static_cast<double>(change.request.global_batch) / found.seconds;
   found.rate_change = found.samples_per_second / rate - 1;
+  if (change.allows_the_plan &&
+      found.rate_change < 0) {  // of another search, which ended elsewhere
+    found.layout = result.chosen.layout;
+    found.seconds = result.chosen.prediction.seconds;
+    found.samples_per_second = rate;
+    found.rate_change = 0;
+  }
   const std::string different = difference(result.chosen.layout, found.layout);
   const bool same_speed = std::abs(found.rate_change) < 5e-4;
   found.effect = different.empty() ? "the same plan" : different;

@@ -14,8 +14,13 @@ namespace trainrt {
 struct Change {
   std::string name;
   PlanRequest request;
+  bool allows_the_plan = false;  // what fitted fits still
 };
 std::vector<Change> changes_to_try(const PlanRequest& request);
+
+// A plan uses all devices. Requests for fewer of them, the fastest or of one host, which might take
+// less time where `result` spends much of it waiting.
+std::vector<Change> fewer_devices_to_try(const PlanRequest& request, const PlanResult& result);
 
 // What the search answered; an error where the change is ruled out by what is pinned.
 struct ChangedAnswer {

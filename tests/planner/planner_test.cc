@@ -239,6 +239,52 @@ TEST(PlannerTest, NoGivenSharesAreFasterThanTheFreeSearch) {
   }
 }
 
+// As many as the smallest part of the cluster on which there is a plan.
+TEST(PlannerTest, TheFewestDevicesAreFound) {
+  constexpr int kLayers = 26;
+  PlanRequest request = request_for(make_preset("rtx-4090:8"), 16, kLayers, 4096);
+  request.objective = Objective::kDevices;
+  const PlanResult result = make_plan(request);
+  ASSERT_TRUE(result.feasible);
+  int fewest = 1;
+  while (!make_plan(request_for(make_preset(concat("rtx-4090:", fewest)), 16, kLayers, 4096))
+              .feasible) {
+    ++fewest;
+  }
+  EXPECT_EQ(result.plan.world_size(), fewest);
+  EXPECT_EQ(fewest, 3);  // no divisor of 8
+}
+
+TEST(PlannerTest, NoPinnedPlanTakesLessMemoryThanTheSearchForTheLeast) {
+  PlanRequest request = request_for(make_preset("dgx-a100:1"), 64, 4, 1024);
+  request.objective = Objective::kMemory;
+  const int64_t least = make_plan(request).chosen.prediction.peak_bytes();
+  for (const auto& [data, tensor, pipeline] :
+       {std::tuple(1, 8, 1), std::tuple(8, 1, 1), std::tuple(1, 4, 2), std::tuple(2, 1, 4)}) {
+    request.pins.data = data;
+    request.pins.tensor = tensor;
+    request.pins.pipeline = pipeline;
+    EXPECT_LE(least, make_plan(request).chosen.prediction.peak_bytes()) << data << ", " << tensor;
+  }
+}
+
+// Two hosts with a slow link between them: the report says that one alone is faster, and it is.
+TEST(PlannerTest, FewerDevicesThatAreFasterAreTold) {
+  Topology topology = parse_cluster("hosts: [{devices: [{count: 4, type: rtx-4090}]}]", "c.yaml");
+  PlanRequest alone = request_for(topology, 16, 4, 1024);
+  const double seconds = make_plan(alone).chosen.prediction.seconds;
+  topology.add_host({0, 0, 0, 0}, topology.hosts[0].intra, find_link("ethernet-1g"), 1);
+  topology.hosts[0].inter = find_link("ethernet-1g");
+  PlanRequest request = request_for(topology, 16, 4, 1024);
+  request.what_if_candidates = 1;  // the other questions are not asked
+  const PlanResult result = make_plan(request);
+  ASSERT_GT(result.chosen.prediction.seconds, 1.1 * seconds);
+  ASSERT_EQ(result.what_if.size(), 1u);
+  EXPECT_THAT(result.what_if[0].change, ::testing::HasSubstr("4 of the 8 devices"));
+  EXPECT_NEAR(result.what_if[0].seconds, seconds, 1e-6 * seconds);
+  EXPECT_GT(result.what_if[0].rate_change, 0.1);
+}
+
 // Greedy against all ways to spread a few micro-batches.
 TEST(SharesTest, AreOptimal) {
   std::mt19937 random(5);
