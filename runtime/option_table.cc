@@ -31,6 +31,7 @@ std::string number_text(T value) {
 
 // More is a slip, and would be told as a model whose shapes are too large.
 constexpr double kMostSamplesOfStep = std::numeric_limits<int32_t>::max();
+constexpr double kMostRanks = std::numeric_limits<int32_t>::max();
 
 template <typename T>
 T parse_number(const std::string& text, const std::string& where, double low, double high) {
@@ -283,10 +284,15 @@ std::vector<OptionDef> plan_options() {
            "FILE",
            "a plan as JSON; what it leaves out is planned. none: not even the plan that the model "
            "carries"),
-      maybe("dp", p, &O::dp, "data-parallel degree", 1),
-      maybe("tp", p, &O::tp, "tensor-parallel degree", 1),
-      maybe("pp", p, &O::pp, "pipeline stages", 1),
-      maybe("virtual-stages", p, &O::virtual_stages, "virtual stages per pipeline rank", 1),
+      maybe("dp", p, &O::dp, "data-parallel degree", 1, kMostRanks),
+      maybe("tp", p, &O::tp, "tensor-parallel degree", 1, kMostRanks),
+      maybe("pp", p, &O::pp, "pipeline stages", 1, kMostRanks),
+      maybe("virtual-stages",
+            p,
+            &O::virtual_stages,
+            "virtual stages per pipeline rank",
+            1,
+            kMostRanks),
       text("schedule",
            p,
            &O::schedule,

@@ -195,6 +195,12 @@ TEST(OptionsTest, ValuesAreChecked) {
               HasSubstr("1 to 2147483647"));
   EXPECT_THAT(message_of(
                   [] {
+                    parse({"m.onnx", "--dp", "4294967297"});
+                  },
+                  ErrorCode::kInvalidArgument),
+              HasSubstr("1 to 2147483647"));
+  EXPECT_THAT(message_of(
+                  [] {
                     parse({"m.onnx", "--optimizer", "adamm"});
                   },
                   ErrorCode::kInvalidArgument),
