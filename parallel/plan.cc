@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "graph/base/json.h"
 #include "parallel/micro_batches.h"
 
 namespace trainrt {
@@ -19,8 +20,12 @@ class ObjectReader {
  public:
   ObjectReader(const Json& json, std::string where, const std::vector<std::string>& keys)
       : json_(json), where_(std::move(where)) {
-    TRAINRT_REQUIRE(
-        json.is_object(), kInvalidArgument, where_, " is ", json.dump(), ", wanted an object");
+    TRAINRT_REQUIRE(json.is_object(),
+                    kInvalidArgument,
+                    where_,
+                    " is ",
+                    json_excerpt(json),
+                    ", wanted an object");
     for (const auto& [key, value] : json.items()) {
       TRAINRT_REQUIRE(std::find(keys.begin(), keys.end(), key) != keys.end(),
                       kInvalidArgument,
@@ -47,8 +52,14 @@ class ObjectReader {
     if (it == json_.end() || it->is_null()) {
       return;
     }
-    TRAINRT_REQUIRE(
-        it->is_array(), kInvalidArgument, where_, ".", key, " is ", it->dump(), ", wanted a list");
+    TRAINRT_REQUIRE(it->is_array(),
+                    kInvalidArgument,
+                    where_,
+                    ".",
+                    key,
+                    " is ",
+                    json_excerpt(*it),
+                    ", wanted a list");
     for (size_t i = 0; i < it->size(); ++i) {
       target.push_back(read_item((*it)[i], concat(where_, ".", key, "[", i, "]")));
     }
@@ -67,11 +78,15 @@ class ObjectReader {
                       kInvalidArgument,
                       where,
                       " is ",
-                      json.dump(),
+                      json_excerpt(json),
                       ", wanted true or false");
     } else if constexpr (std::is_same_v<T, std::string>) {
-      TRAINRT_REQUIRE(
-          json.is_string(), kInvalidArgument, where, " is ", json.dump(), ", wanted a string");
+      TRAINRT_REQUIRE(json.is_string(),
+                      kInvalidArgument,
+                      where,
+                      " is ",
+                      json_excerpt(json),
+                      ", wanted a string");
     } else {
       TRAINRT_REQUIRE(json.is_number_integer() &&
                           json.get<int64_t>() >= std::numeric_limits<T>::min() &&
@@ -79,7 +94,7 @@ class ObjectReader {
                       kInvalidArgument,
                       where,
                       " is ",
-                      json.dump(),
+                      json_excerpt(json),
                       ", wanted an integer");
     }
     return json.get<T>();
@@ -218,7 +233,7 @@ void read_placements(const ObjectReader& reader, Plan& plan) {
                   kInvalidArgument,
                   reader.where(),
                   ".placements is ",
-                  placements->dump(),
+                  json_excerpt(*placements),
                   ", wanted an object");
   for (const auto& [tensor, json] : placements->items()) {
     const std::string where = concat(reader.where(), ".placements['", tensor, "']");
@@ -410,19 +425,17 @@ std::string plan_to_json(const Plan& plan) {
 }
 
 Plan plan_from_json(const std::string& text) {
-  Json json;
-  try {
-    json = Json::parse(text);
-  } catch (const Json::exception& error) {
-    TRAINRT_FAIL(kInvalidArgument, "the plan is not JSON: ", error.what());
-  }
+  const Json json = parse_json(text, "the plan");
   const ObjectReader reader(json, "plan", kPlanKeys);
   Plan plan;
   reader.read("version", plan.version);
   reader.read("model_hash", plan.model_hash);
   if (const Json* bind = reader.find("bind")) {
-    TRAINRT_REQUIRE(
-        bind->is_object(), kInvalidArgument, "plan.bind is ", bind->dump(), ", wanted an object");
+    TRAINRT_REQUIRE(bind->is_object(),
+                    kInvalidArgument,
+                    "plan.bind is ",
+                    json_excerpt(*bind),
+                    ", wanted an object");
     for (const auto& [dim, size] : bind->items()) {
       plan.bind[dim] = ObjectReader::value<int64_t>(size, "plan.bind." + dim);
     }
@@ -476,7 +489,7 @@ Plan plan_from_json(const std::string& text) {
     TRAINRT_REQUIRE(padding->is_object(),
                     kInvalidArgument,
                     "plan.padding is ",
-                    padding->dump(),
+                    json_excerpt(*padding),
                     ", wanted an object of node names and multiples");
     for (const auto& [node, multiple] : padding->items()) {
       const std::string where = concat("plan.padding['", node, "']");

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
-#include "graph/base/error.h"
+#include "graph/base/json.h"
 #include "runtime/file_bytes.h"
 
 namespace trainrt {
@@ -35,18 +34,49 @@ Json text_of(const std::map<std::string, std::string>& settings) {
   return Json::parse(Json(settings).dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-int64_t integer(const Json& value, const char* key) {
-  const bool fits =
-      value.is_number_integer() &&
-      (!value.is_number_unsigned() ||
-       value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+const Json& value_at(const Json& item, const char* key) {
+  const auto found = item.is_object() ? item.find(key) : item.end();
+  TRAINRT_REQUIRE(found != item.end(),
+                  kIo,
+                  "its manifest is damaged: '",
+                  key,
+                  "' is missing in ",
+                  json_excerpt(item));
+  return *found;
+}
+
+void require_kind(bool fits, const Json& value, const char* key, const char* wanted) {
   TRAINRT_REQUIRE(fits,
                   kIo,
                   "its manifest is damaged: '",
                   key,
                   "' holds ",
-                  value.dump(),
-                  ", wanted a whole number of 64 bits");
+                  json_excerpt(value),
+                  ", wanted ",
+                  wanted);
+}
+
+std::string text_in(const Json& value, const char* key) {
+  require_kind(value.is_string(), value, key, "a string");
+  return value.get<std::string>();
+}
+
+std::string text_at(const Json& item, const char* key) {
+  return text_in(value_at(item, key), key);
+}
+
+const Json& list_at(const Json& item, const char* key) {
+  const Json& value = value_at(item, key);
+  require_kind(value.is_array(), value, key, "a list");
+  return value;
+}
+
+int64_t integer(const Json& value, const char* key) {
+  const bool fits =
+      value.is_number_integer() &&
+      (!value.is_number_unsigned() ||
+       value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+  require_kind(fits, value, key, "a whole number of 64 bits");
   return value.get<int64_t>();
 }
 
@@ -63,27 +93,19 @@ int64_t count(const Json& value, const char* key) {
 }
 
 int64_t count_at(const Json& item, const char* key) {
-  return count(item.at(key), key);
+  return count(value_at(item, key), key);
 }
 
 Shape dims_at(const Json& item, const char* key) {
-  const Json& value = item.at(key);
-  TRAINRT_REQUIRE(value.is_array(),
-                  kIo,
-                  "its manifest is damaged: '",
-                  key,
-                  "' holds ",
-                  value.dump(),
-                  ", wanted a list");
   Shape dims;
-  for (const Json& dim : value) {
+  for (const Json& dim : list_at(item, key)) {
     dims.push_back(count(dim, key));
   }
   return dims;
 }
 
 void check_format(const Json& manifest) {
-  const int64_t format = integer(manifest.at("format"), "format");
+  const int64_t format = integer(value_at(manifest, "format"), "format");
   TRAINRT_REQUIRE(format >= kOldestFormat && format <= kFormat,
                   kIo,
                   "its format is ",
@@ -105,12 +127,18 @@ TrainingPosition read_position(const Json& manifest) {
   position.step = count_at(manifest, "step");
   position.skipped = count_at(manifest, "skipped");
   position.position = count_at(manifest, "position");
-  position.seed = integer(manifest.at("seed"), "seed");
-  position.loss_scale = manifest.at("loss_scale").get<double>();
+  position.seed = integer(value_at(manifest, "seed"), "seed");
+  const Json& loss_scale = value_at(manifest, "loss_scale");
+  require_kind(loss_scale.is_number(), loss_scale, "loss_scale", "a number");
+  position.loss_scale = loss_scale.get<double>();
   position.finite_steps = count_at(manifest, "finite_steps");
-  position.model_hash = manifest.at("model_hash").get<std::string>();
+  position.model_hash = text_at(manifest, "model_hash");
   if (manifest.contains("settings")) {
-    position.settings = manifest.at("settings").get<std::map<std::string, std::string>>();
+    const Json& settings = manifest.at("settings");
+    require_kind(settings.is_object(), settings, "settings", "an object");
+    for (const auto& [name, value] : settings.items()) {
+      position.settings[name] = text_in(value, "settings");
+    }
   }
   TRAINRT_REQUIRE(std::isfinite(position.loss_scale) && position.loss_scale > 0,
                   kIo,
@@ -121,8 +149,8 @@ TrainingPosition read_position(const Json& manifest) {
 
 std::map<std::string, CheckpointManifest::File> read_files(const Json& manifest) {
   std::map<std::string, CheckpointManifest::File> files;
-  for (const Json& item : manifest.at("files")) {
-    const std::string name = item.at("name").get<std::string>();
+  for (const Json& item : list_at(manifest, "files")) {
+    const std::string name = text_at(item, "name");
     const int64_t crc = count_at(item, "crc32");
     TRAINRT_REQUIRE(crc <= std::numeric_limits<uint32_t>::max(),
                     kIo,
@@ -138,8 +166,8 @@ std::map<std::string, CheckpointManifest::File> read_files(const Json& manifest)
 
 // Adds one piece to the tensor that it is of.
 void read_piece(const Json& item, CheckpointManifest& manifest) {
-  const std::string name = item.at("name").get<std::string>();
-  const std::string dtype_text = item.at("dtype").get<std::string>();
+  const std::string name = text_at(item, "name");
+  const std::string dtype_text = text_at(item, "dtype");
   const auto dtype = dtype_from_name(dtype_text);
   TRAINRT_REQUIRE(dtype.has_value(), kIo, "its dtype '", dtype_text, "' is unknown");
   const Shape shape = dims_at(item, "shape");
@@ -154,7 +182,7 @@ void read_piece(const Json& item, CheckpointManifest& manifest) {
                   " and ",
                   dtype_name(at->second.dtype),
                   shape_string(at->second.shape));
-  at->second.pieces.push_back({item.at("file").get<std::string>(),
+  at->second.pieces.push_back({text_at(item, "file"),
                                dims_at(item, "offset"),
                                dims_at(item, "piece"),
                                count_at(item, "begin")});
@@ -287,12 +315,13 @@ CheckpointManifest read_manifest(const std::string& folder) {
   const std::vector<std::byte> bytes = read_file(folder + "/manifest.json");
   CheckpointManifest manifest;
   try {
-    const Json json = Json::parse(reinterpret_cast<const char*>(bytes.data()),
-                                  reinterpret_cast<const char*>(bytes.data()) + bytes.size());
+    const Json json = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                                 "its manifest is damaged: it",
+                                 ErrorCode::kIo);
     check_format(json);
     manifest.position = read_position(json);
     manifest.files = read_files(json);
-    for (const Json& item : json.at("tensors")) {
+    for (const Json& item : list_at(json, "tensors")) {
       read_piece(item, manifest);
     }
     for (const auto& [name, entry] : manifest.tensors) {
@@ -301,8 +330,6 @@ CheckpointManifest read_manifest(const std::string& folder) {
       }
       check_cover(name, entry);
     }
-  } catch (const nlohmann::json::exception& error) {
-    TRAINRT_FAIL(kIo, "its manifest is damaged (", error.what(), ")");
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kIo) {
       throw;

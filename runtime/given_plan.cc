@@ -1,9 +1,8 @@
 #include "runtime/given_plan.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "graph/base/error.h"
+#include "graph/base/json.h"
 #include "parallel/plan_annotation.h"
 #include "runtime/file_bytes.h"
 #include "runtime/training_job.h"
@@ -36,7 +35,7 @@ std::optional<GivenPlan> plan_file(const Options& options) {
   const std::vector<std::byte> bytes = read_file(options.plan);
   std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   // A report of `trainrt plan --format json` has the plan in it.
-  const auto report = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::ordered_json report = parse_json(text, concat("--plan '", options.plan, "'"));
   if (report.is_object() && report.contains("feasible")) {
     TRAINRT_REQUIRE(report["feasible"] == true && report.contains("plan"),
                     kInvalidArgument,

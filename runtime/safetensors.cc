@@ -5,9 +5,8 @@
 
 #include <array>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
-#include "graph/base/error.h"
+#include "graph/base/json.h"
 #include "runtime/file_bytes.h"
 
 namespace trainrt {
@@ -112,7 +111,8 @@ std::map<std::string, SafetensorsItem> read_safetensors_header(const std::string
   const int64_t data_at = static_cast<int64_t>(sizeof(length) + length);
   std::map<std::string, SafetensorsItem> items;
   try {
-    const nlohmann::json header = nlohmann::json::parse(text);
+    const nlohmann::ordered_json header =
+        parse_json(text, concat("the header of '", path, "'"), ErrorCode::kIo);
     for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") {
         continue;
@@ -140,8 +140,12 @@ std::map<std::string, SafetensorsItem> read_safetensors_header(const std::string
       item.begin = data_at + begin;
       items[name] = item;
     }
-  } catch (const nlohmann::json::exception& error) {
-    TRAINRT_FAIL(kIo, "'", path, "' has a damaged header (", error.what(), ")");
+  } catch (const nlohmann::json::exception&) {
+    TRAINRT_FAIL(kIo,
+                 "'",
+                 path,
+                 "' has a damaged header: wanted 'dtype', 'shape' and 'data_offsets' of each "
+                 "tensor, as names and whole numbers");
   }
   return items;
 }

@@ -94,6 +94,22 @@ TEST(PlanTest, ComplaintsNameTheKeyTheValueAndWhatWasWanted) {
       "[2, 4] should lie within [0, 3]");
 }
 
+TEST(PlanTest, DeepOrLongValuesEndInAShortMessage) {
+  for (const int depth : {201, 100'000}) {
+    for (const char* form : {"[", "{\"a\":"}) {
+      std::string text;
+      for (int i = 0; i < depth; ++i) {
+        text += form;
+      }
+      expect_refused(text, "the plan has lists and objects nested more than 200 deep");
+    }
+  }
+  expect_refused(std::string(200, '[') + std::string(200, ']'), "... (400 characters)");
+  expect_refused("{\"schedule\": 1e999}", "a number that is too large");
+  expect_refused("{\"zero_stage\":\n 1,,}", "at line 2, column 4, where it has ','");
+  expect_refused("{\"zero_stage\":\n ", "ends too early, at line 2");
+}
+
 TEST(PlanTest, TensorRanksAreNeighbours) {
   Plan plan;
   plan.data_parallel = 2;

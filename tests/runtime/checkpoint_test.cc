@@ -229,7 +229,12 @@ TEST_F(CheckpointTest, WhatTheCheckSumCoversButDoesNotFitIsPassedOver) {
       {"/step", 4, ""},
       {"/position", -1, "wanted 0 or more"},
       {"/loss_scale", 0, "loss_scale"},
-      {"/settings", 3, "damaged"},
+      {"/settings", 3, "'settings' holds 3, wanted an object"},
+      {"/settings", {{"lr", 3}}, "'settings' holds 3, wanted a string"},
+      {"/tensors/0/name", 3, "'name' holds 3, wanted a string"},
+      {"/tensors/0", 3, "'name' is missing in 3"},
+      {"/files", 3, "'files' holds 3, wanted a list"},
+      {"/model_hash", nullptr, "'model_hash' holds null, wanted a string"},
       {"/format", 3, "its format is 3, this build reads 1 to 2"},
       {"/tensors", Json::array({whole["tensors"][0], whole["tensors"][3]}), ""},
   };
@@ -250,6 +255,11 @@ TEST_F(CheckpointTest, WhatTheCheckSumCoversButDoesNotFitIsPassedOver) {
   }
   seal(whole);
   EXPECT_EQ(resumed_step(), 3);
+}
+
+TEST_F(CheckpointTest, AManifestThatIsNestedDeepIsPassedOver) {
+  write_text(manifest_, "{\"step\": " + std::string(100'000, '['));
+  EXPECT_EQ(resumed_step(), 2);
 }
 
 TEST_F(CheckpointTest, AMissingOrCutFileOfTensorsIsPassedOver) {
