@@ -15,15 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_device(const std::string& path) {
-  return fs::exists(path) && !fs::is_regular_file(path);
-}
-
 }  // namespace
 
-PendingFile::PendingFile(std::string path)
-    : path_(fs::is_symlink(path) ? fs::weakly_canonical(path).string() : std::move(path)),
-      temporary_(is_device(path_) ? path_ : concat(path_, ".tmp.", ::getpid())),
+PendingFile::PendingFile(const std::string& path)
+    : PendingFile(resolve_output(path, concat("'", path, "'"))) {}
+
+PendingFile::PendingFile(const OutputPath& place)
+    : path_(place.path),
+      temporary_(place.is_stream ? path_ : concat(path_, ".tmp.", ::getpid())),
       out_(temporary_, std::ios::binary | std::ios::trunc) {
   TRAINRT_REQUIRE(out_.good(), kIo, "cannot write '", path_, "': ", std::strerror(errno));
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "graph/output_path.h"
 #include "graph/tensor.h"
 
 namespace trainrt {
@@ -23,7 +24,7 @@ inline constexpr int64_t kMostInlineBytes = int64_t{1900} << 20;
 // is written as it is.
 class PendingFile {
  public:
-  explicit PendingFile(std::string path);  // throws kIo
+  explicit PendingFile(const std::string& path);  // throws kIo
   ~PendingFile();
   PendingFile(const PendingFile&) = delete;
   PendingFile& operator=(const PendingFile&) = delete;
@@ -32,6 +33,8 @@ class PendingFile {
   void commit();                                // throws kIo
 
  private:
+  explicit PendingFile(const OutputPath& place);
+
   std::string path_;
   std::string temporary_;  // path_ itself: a device or a pipe
   std::ofstream out_;

@@ -187,11 +187,15 @@ void read_links(const YamlReader& reader, const YAML::Node& node, HostEntry* ent
 }
 
 std::string file_text(const std::string& path) {
+  std::error_code error;
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
-  TRAINRT_REQUIRE(
-      file.good() && std::filesystem::is_regular_file(path), kIo, "cannot read file '", path, "'");
+  TRAINRT_REQUIRE(file.good() && std::filesystem::is_regular_file(path, error),
+                  kIo,
+                  "cannot read file '",
+                  path,
+                  "'");
   return text.str();
 }
 
@@ -438,7 +442,8 @@ std::vector<std::string> preset_names() {
 }
 
 Topology load_cluster(const std::string& file_or_preset) {
-  if (!std::filesystem::is_regular_file(file_or_preset)) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(file_or_preset, error)) {
     return make_preset(file_or_preset);
   }
   const std::string text = file_text(file_or_preset);

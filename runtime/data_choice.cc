@@ -296,8 +296,9 @@ std::shared_ptr<const Dataset> open_arrays(const Options& options,
   if (spec == "synthetic") {
     return nullptr;
   }
+  std::error_code error;
   TRAINRT_REQUIRE(
-      fs::exists(is_text(spec) ? spec.substr(spec.find(':') + 1) : spec),
+      fs::exists(is_text(spec) ? spec.substr(spec.find(':') + 1) : spec, error),
       kInvalidArgument,
       "--data '",
       spec,
@@ -306,7 +307,7 @@ std::shared_ptr<const Dataset> open_arrays(const Options& options,
   if (is_text(spec)) {
     return nullptr;  // cut to the model's sequence length, which is not known yet
   }
-  if (fs::is_directory(spec)) {
+  if (fs::is_directory(spec, error)) {
     return open_idx_folder(spec, evaluate ? "t10k" : "train");
   }
   TRAINRT_REQUIRE(

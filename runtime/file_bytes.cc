@@ -1,17 +1,22 @@
 #include "runtime/file_bytes.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
+#include <thread>
 
 #include "graph/base/error.h"
+#include "graph/output_path.h"
 
 namespace trainrt {
 
@@ -26,8 +31,9 @@ std::string system_reason() {
 }  // namespace
 
 std::vector<std::byte> read_file(const std::string& path) {
+  std::error_code error;
+  TRAINRT_REQUIRE(!fs::is_directory(path, error), kIo, "'", path, "' is a folder, wanted a file");
   errno = 0;
-  TRAINRT_REQUIRE(!fs::is_directory(path), kIo, "'", path, "' is a folder, wanted a file");
   std::ifstream stream(path, std::ios::binary | std::ios::ate);
   TRAINRT_REQUIRE(stream.good(), kIo, "cannot open '", path, "': ", system_reason());
   const std::streamoff size = stream.tellg();
@@ -89,6 +95,50 @@ std::vector<std::byte> inflate_raw(const std::byte* data,
   return result;
 }
 
+std::ostream* standard_stream(const std::string& path) {
+  struct stat wanted = {};
+  if (::stat(path.c_str(), &wanted) != 0) {
+    return nullptr;
+  }
+  for (const auto& [descriptor, stream] :
+       {std::pair<int, std::ostream*>{STDOUT_FILENO, &std::cout}, {STDERR_FILENO, &std::cerr}}) {
+    struct stat own = {};
+    if (::fstat(descriptor, &own) == 0 && own.st_dev == wanted.st_dev &&
+        own.st_ino == wanted.st_ino) {
+      return stream;
+    }
+  }
+  return nullptr;
+}
+
+FolderLock::FolderLock(const std::string& path, const std::string& what)
+    : descriptor_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  // Ranks of a run that was killed just now may take a moment to end.
+  constexpr int kMostTries = 50;
+  constexpr std::chrono::milliseconds kPause{100};
+  for (int tries = 1; descriptor_ >= 0; ++tries) {
+    if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
+      return;
+    }
+    if (tries == kMostTries) {
+      ::close(descriptor_);
+      TRAINRT_FAIL(kIo,
+                   what,
+                   " '",
+                   path,
+                   "': another run is writing there; wait until it has ended, or choose another "
+                   "folder");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+FolderLock::~FolderLock() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
 void sync_folder(const std::string& path) {
   const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY);
   if (fd >= 0) {
@@ -98,12 +148,13 @@ void sync_folder(const std::string& path) {
 }
 
 void require_writable(const std::string& path, const std::string& flag) {
-  if (fs::exists(path) && !fs::is_regular_file(path)) {
-    TRAINRT_REQUIRE(!fs::is_directory(path), kIo, flag, " '", path, "' is a folder, wanted a file");
-    return;  // a device or a pipe: writing will tell
+  const OutputPath place = resolve_output(path, concat(flag, " '", path, "'"));
+  if (place.is_stream) {
+    return;  // writing will tell
   }
-  const fs::path folder = fs::path(path).parent_path();
-  TRAINRT_REQUIRE(folder.empty() || fs::is_directory(folder),
+  std::error_code error;
+  const fs::path folder = fs::path(place.path).parent_path();
+  TRAINRT_REQUIRE(folder.empty() || fs::is_directory(folder, error),
                   kIo,
                   flag,
                   " '",
@@ -111,7 +162,7 @@ void require_writable(const std::string& path, const std::string& flag) {
                   "': folder '",
                   folder.string(),
                   "' does not exist");
-  const std::string probe = concat(path, ".probe.", ::getpid());
+  const std::string probe = concat(place.path, ".probe.", ::getpid());
   errno = 0;
   const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0644);
   TRAINRT_REQUIRE(fd >= 0, kIo, flag, " '", path, "' cannot be written: ", system_reason());
@@ -121,8 +172,8 @@ void require_writable(const std::string& path, const std::string& flag) {
 
 void write_file_atomically(const std::string& wanted_path,
                            const std::function<void(std::ostream&)>& write) {
-  if (fs::exists(wanted_path) && !fs::is_regular_file(wanted_path)) {
-    // A device or a pipe (/dev/stdout): there is nothing to rename onto.
+  const OutputPath place = resolve_output(wanted_path, concat("'", wanted_path, "'"));
+  if (place.is_stream) {  // as /dev/stdout: there is nothing to rename onto
     errno = 0;
     std::ofstream stream(wanted_path, std::ios::binary);
     if (stream) {
@@ -132,9 +183,7 @@ void write_file_atomically(const std::string& wanted_path,
     TRAINRT_REQUIRE(stream.good(), kIo, "cannot write '", wanted_path, "': ", system_reason());
     return;
   }
-  // A link stays a link: what it points to is replaced.
-  const std::string path =
-      fs::is_symlink(wanted_path) ? fs::weakly_canonical(wanted_path).string() : wanted_path;
+  const std::string& path = place.path;
   const std::string temporary = concat(path, ".tmp.", ::getpid());
   const auto fail = [&](const std::string& action) {
     const std::string reason = system_reason();

@@ -31,6 +31,24 @@ void require_writable(const std::string& path, const std::string& flag);
 void write_file_atomically(const std::string& path,
                            const std::function<void(std::ostream&)>& write);
 
+// stdout or stderr where `path` is what they are, a file too (`> log`): one stream then writes all,
+// where two would write over each other. Null for any other path.
+std::ostream* standard_stream(const std::string& path);
+
+// Holds a folder for one run of this machine, until it is destroyed or the process ends.
+class FolderLock {
+ public:
+  // Throws kIo, in words that begin with `what`, when another run holds the folder. A file system
+  // that knows no locks holds nothing.
+  FolderLock(const std::string& path, const std::string& what);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 // Makes a folder's entries durable.
 void sync_folder(const std::string& path);
 

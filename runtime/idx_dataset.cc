@@ -81,12 +81,14 @@ std::string find_file(const std::string& folder,
                       const std::string& prefix,
                       const std::string& what) {
   std::set<std::string> found;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename();
     if (name.rfind(prefix + "-" + what, 0) == 0 && name.find("idx") != std::string::npos) {
       found.insert(entry.path());
     }
   }
+  TRAINRT_REQUIRE(!error, kIo, "cannot read folder '", folder, "': ", error.message());
   TRAINRT_REQUIRE(!found.empty(),
                   kInvalidArgument,
                   "folder '",

@@ -1,4 +1,5 @@
 // The program: finds the command, maps errors to exit codes. The only place that prints errors.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -122,6 +123,7 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   using namespace trainrt;
   limit_spinning(argv);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit of its size becomes an I/O error
   try {
     return run({argv + 1, argv + argc});
   } catch (const Error& error) {

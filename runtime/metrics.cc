@@ -180,21 +180,26 @@ std::string progress_text(const StepMetrics& m, const ProgressFigures& figures, 
   return width > 0 ? line.substr(0, static_cast<size_t>(width)) : line;
 }
 
-MetricsFile::MetricsFile(const std::string& path, int64_t keep_steps) : path_(path) {
+MetricsFile::MetricsFile(const std::string& path, int64_t keep_steps)
+    : path_(path), stream_(standard_stream(path)) {
+  if (stream_ != nullptr) {
+    return;
+  }
+  stream_ = &file_;
   const std::string kept = keep_steps > 0 ? earlier_lines(path, keep_steps) : "";
   if (keep_steps > 0) {
     write_file_atomically(path, [&](std::ostream& out) { out << kept; });
   }
   errno = 0;
-  stream_.open(path, keep_steps > 0 ? std::ios::app : std::ios::trunc);
+  file_.open(path, keep_steps > 0 ? std::ios::app : std::ios::trunc);
   TRAINRT_REQUIRE(
-      stream_.good(), kIo, "cannot write --metrics '", path, "': ", std::strerror(errno));
+      stream_->good(), kIo, "cannot write --metrics '", path, "': ", std::strerror(errno));
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {
   errno = 0;
-  stream_ << metrics_line(metrics) << std::endl;  // flushed: others read along
-  TRAINRT_REQUIRE(stream_.good(),
+  *stream_ << metrics_line(metrics) << std::endl;  // flushed: others read along
+  TRAINRT_REQUIRE(stream_->good(),
                   kIo,
                   "cannot write --metrics '",
                   path_,

@@ -39,7 +39,8 @@ class MetricsFile {
 
  private:
   std::string path_;
-  std::ofstream stream_;
+  std::ofstream file_;
+  std::ostream* stream_;  // file_, or stdout or stderr where these lead to `path_`
 };
 
 std::string metrics_line(const StepMetrics& metrics);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "graph/base/error.h"
+#include "runtime/file_bytes.h"
 
 namespace trainrt {
 
@@ -39,21 +40,26 @@ RunTrace::RunTrace(const std::string& path, const Plan& plan, Communicator* worl
     return;
   }
   errno = 0;
-  stream_.open(path, std::ios::trunc);
-  stream_ << kTraceBegin;
+  if (std::ostream* standard = standard_stream(path)) {
+    stream_ = standard;
+  } else {
+    file_.open(path, std::ios::trunc);
+  }
+  *stream_ << kTraceBegin;
   for (int rank = 0; rank < plan.world_size(); ++rank) {
     const RankCoordinates at = rank_coordinates(plan, rank);
-    stream_ << trace_rank_lines(rank,
-                                concat("rank ",
-                                       rank,
-                                       ": stage ",
-                                       at.stage,
-                                       ", data ",
-                                       at.data_rank,
-                                       ", tensor ",
-                                       at.tensor_rank));
+    *stream_ << trace_rank_lines(rank,
+                                 concat("rank ",
+                                        rank,
+                                        ": stage ",
+                                        at.stage,
+                                        ", data ",
+                                        at.data_rank,
+                                        ", tensor ",
+                                        at.tensor_rank));
   }
-  TRAINRT_REQUIRE(stream_.good(), kIo, "cannot write --trace '", path, "': ", std::strerror(errno));
+  TRAINRT_REQUIRE(
+      stream_->good(), kIo, "cannot write --trace '", path, "': ", std::strerror(errno));
 }
 
 std::string RunTrace::gather(const std::string& own) const {
@@ -91,9 +97,9 @@ void RunTrace::end_step(int64_t step, bool meets) {
   lines_.clear();
   if (rank_ == 0) {
     errno = 0;
-    stream_ << all << std::flush;
+    *stream_ << all << std::flush;
     TRAINRT_REQUIRE(
-        stream_.good(), kIo, "cannot write --trace '", path_, "': ", std::strerror(errno));
+        stream_->good(), kIo, "cannot write --trace '", path_, "': ", std::strerror(errno));
   }
 }
 
@@ -111,7 +117,10 @@ std::string RunTrace::finish() {
   if (rank_ != 0) {
     return "";
   }
-  stream_ << kTraceEnd << std::flush;
+  errno = 0;
+  *stream_ << kTraceEnd << std::flush;
+  TRAINRT_REQUIRE(
+      stream_->good(), kIo, "cannot write --trace '", path_, "': ", std::strerror(errno));
   return all;
 }
 

@@ -56,7 +56,8 @@ class RunTrace {
   TraceTotals totals_;
   std::string lines_;   // not written yet
   double seconds_ = 0;  // of all steps, from first event to last
-  std::ofstream stream_;
+  std::ofstream file_;
+  std::ostream* stream_ = &file_;  // or stdout or stderr where these lead to `path_`
 };
 
 }  // namespace trainrt

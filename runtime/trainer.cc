@@ -5,6 +5,7 @@
 #include "runtime/commands/command.h"
 #include "runtime/describe.h"
 #include "runtime/eval_result.h"
+#include "runtime/file_bytes.h"
 #include "runtime/given_plan.h"
 #include "runtime/load_cuda.h"
 #include "runtime/option_checks.h"
@@ -114,6 +115,10 @@ int train_ranks(const Options& flags, Ranks& ranks, const TrainingSeams& seams) 
   }
   catch_stop_signals();
   check_outputs(options);
+  std::optional<FolderLock> lock;
+  if (!options.checkpoint_dir.empty() && ranks.has_rank_zero()) {
+    lock.emplace(options.checkpoint_dir, "--checkpoint-dir");
+  }
   Run run = prepare(options, seams, false, ranks);
   defer_stop_signals();
   ranks.run(static_cast<int>(run.ranks.size()),
