@@ -66,4 +66,20 @@ std::string find_bad_value(const Dataset& data,
   return "";
 }
 
+std::string find_bad_weight(const std::vector<std::string>& names,
+                            const std::function<Tensor(const std::string&)>& read) {
+  for (const std::string& name : names) {
+    const Tensor weight = read(name);
+    if (!is_floating(weight.dtype())) {
+      continue;
+    }
+    for (const double value : weight.to_double()) {
+      if (!std::isfinite(value)) {
+        return concat("weight '", name, "' holds ", value, " before the step");
+      }
+    }
+  }
+  return "";
+}
+
 }  // namespace trainrt

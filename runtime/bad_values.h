@@ -1,6 +1,7 @@
-// After a step has failed: which sample of which array may be to blame.
+// After a step has failed: which sample of which array, or which weight, may be to blame.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,5 +14,9 @@ namespace trainrt {
 std::string find_bad_value(const Dataset& data,
                            const std::vector<InputBinding>& bindings,
                            const std::vector<int64_t>& samples);
+
+// The same of the weights `names`, which may have come with the model; empty when all are finite.
+std::string find_bad_weight(const std::vector<std::string>& names,
+                            const std::function<Tensor(const std::string&)>& read);
 
 }  // namespace trainrt

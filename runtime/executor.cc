@@ -312,18 +312,19 @@ struct Executor::Impl {
   }
 
   static void check_finite(double value, const std::string& what, const StepFeed& feed) {
-    TRAINRT_REQUIRE(std::isfinite(value),
-                    kNonFinite,
-                    feed.trains ? "step " : "batch ",
-                    feed.step + 1,
-                    ": ",
-                    what,
-                    std::isnan(value) ? " is not a number" : " is infinite",
-                    feed.trains
-                        ? ", so training stops before it is made use of. Look for bad values in "
-                          "the data, or try a smaller --lr, --warmup-steps or --clip-norm"
-                        : ", and so would that of all data be. Look for bad values in the data or "
-                          "in the model's weights, or evaluate in a wider --precision");
+    TRAINRT_REQUIRE(
+        std::isfinite(value),
+        kNonFinite,
+        feed.trains ? "step " : "batch ",
+        feed.step + 1,
+        ": ",
+        what,
+        std::isnan(value) ? " is not a number" : " is infinite",
+        feed.trains
+            ? ", so training stops before it is made use of. Look for bad values in "
+              "the data and the weights, or try a smaller --lr, --warmup-steps or --clip-norm"
+            : ", and so would that of all data be. Look for bad values in the data or "
+              "in the model's weights, or evaluate in a wider --precision");
   }
 
   StepResult run_step(int program, const StepFeed& feed);

@@ -22,6 +22,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Asks all ranks to stop as a signal does, whose numbers are smaller.
+constexpr int64_t kOutputFailed = 1024;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -142,8 +145,15 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step, const StepDa
                             : find_bad_value(*run_.job.dataset, run_.job.bindings, read->samples);
         if (!bad.empty()) {
           error.add_context(bad);
-          break;
+          throw;
         }
+      }
+    }
+    if (error.code() == ErrorCode::kNonFinite) {
+      const std::string bad = find_bad_weight(
+          store_.names(), [&](const std::string& name) { return store_.piece(name).data; });
+      if (!bad.empty()) {
+        error.add_context(bad);
       }
     }
     throw;
@@ -178,13 +188,51 @@ const StepData* RankRunner::next_in_pipeline(DataLoader& loader,
 // All ranks stop after the same step, whichever process got the signal.
 bool RankRunner::asked_to_stop(bool drained) {
   const int first_rank = run_.only_rank.value_or(0);
-  const int64_t own = rank_ == first_rank ? stop_signal() : 0;
+  const int64_t own = output_error_ ? kOutputFailed : rank_ == first_rank ? stop_signal() : 0;
   const int64_t signal = drained ? stop_question_.decide(own) : stop_question_.pass_on(own);
   const bool stops = drained && signal != 0;
   if (stops && rank_ == first_rank) {
-    run_.exit_code = 128 + static_cast<int>(signal);
+    run_.exit_code =
+        signal == kOutputFailed ? exit_code(ErrorCode::kIo) : 128 + static_cast<int>(signal);
   }
   return stops;
+}
+
+// What is written beside the training: where that fails, the run ends after this step, its state
+// saved, as a disk that is full of metrics is no reason to lose it.
+void RankRunner::write_aside(const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kIo) {
+      throw;
+    }
+    if (!output_error_) {
+      output_error_ = error;
+    }
+  }
+}
+
+// On rank 0, when all has been saved that could be: `saved_step` below 0 is none.
+void RankRunner::rethrow_output_error(int64_t saved_step, bool exported) const {
+  if (!output_error_) {
+    return;
+  }
+  Error error = *output_error_;
+  if (saved_step >= 0) {
+    error.add_context(concat("the training up to step ",
+                             saved_step,
+                             " is kept in ",
+                             run_.options.checkpoint_dir,
+                             "; continue with --resume"));
+  }
+  if (exported) {
+    error.add_context(concat("the trained model is kept in ", run_.options.export_file));
+  }
+  if (saved_step < 0 && !exported) {
+    error.add_context("the training is not kept: --checkpoint-dir DIR would have saved it");
+  }
+  throw error;
 }
 
 void RankRunner::save(int64_t step, int64_t position) {
@@ -202,12 +250,19 @@ void RankRunner::save(int64_t step, int64_t position) {
   if (rank_ == 0) {
     names.insert(names.end(), run_.tensors.carried.begin(), run_.tensors.carried.end());
   }
-  write_checkpoint(
-      run_.options.checkpoint_dir,
-      at,
-      names,
-      [&](const std::string& name) { return tensor_to_save(name); },
-      world_);
+  try {
+    write_checkpoint(
+        run_.options.checkpoint_dir,
+        at,
+        names,
+        [&](const std::string& name) { return tensor_to_save(name); },
+        world_);
+  } catch (Error& error) {
+    if (output_error_) {
+      error.add_context(concat("after: ", output_error_->message()));
+    }
+    throw;
+  }
   if (rank_ == 0 && run_.options.checkpoint_keep > 0) {
     remove_old_checkpoints(run_.options.checkpoint_dir,
                            step,
@@ -254,7 +309,7 @@ void RankRunner::report(const StepData& data,
   }
   m.epoch = n == kEndlessSamples ? 0 : static_cast<double>(m.position) / static_cast<double>(n);
   if (metrics_) {
-    metrics_->write(m);
+    write_aside([&] { metrics_->write(m); });
   }
   progress_->show(m);
 }
@@ -323,7 +378,7 @@ void RankRunner::train() {
       report(*data, result, step, seconds_since(start));
     }
     if (trace_) {
-      trace_->end_step(step + 1, drained);
+      write_aside([&] { trace_->end_step(step + 1, drained); });
     }
     scaler_.update(result.skipped);
     skipped_ += result.skipped ? 1 : 0;
@@ -351,11 +406,20 @@ void RankRunner::train() {
   if (!options.export_file.empty() && !stopped) {
     export_model();
   }
-  const std::string spent = trace_ ? trace_->finish() : "";
+  // What it began from is not read any more.
+  if (rank_ == 0 && run_.checkpoint && options.checkpoint_keep > 0 && saved_step == step &&
+      step > run_.range.first_step) {
+    remove_old_checkpoints(options.checkpoint_dir, step, options.checkpoint_keep, "");
+  }
+  std::string spent;
+  if (trace_) {
+    write_aside([&] { spent = trace_->finish(); });
+  }
   if (rank_ != 0) {
     return;
   }
   progress_->finish();
+  rethrow_output_error(saved_step, !options.export_file.empty() && !stopped);
   const double seconds = seconds_since(begin);
   const double samples = static_cast<double>(position - run_.range.start);
   if (step == run_.range.first_step && !stopped) {

@@ -57,6 +57,8 @@ class RankRunner {
   const StepData* next_in_pipeline(DataLoader& loader, const StepData& data, int64_t step) const;
   bool is_checkpoint_due(int64_t steps_done) const;
   bool asked_to_stop(bool drained = true);
+  void write_aside(const std::function<void()>& write);
+  void rethrow_output_error(int64_t saved_step, bool exported) const;
   void save(int64_t step, int64_t position);
   CheckpointTensor tensor_to_save(const std::string& name) const;
   void export_model();
@@ -92,6 +94,7 @@ class RankRunner {
   std::unique_ptr<MetricsFile> metrics_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<RunTrace> trace_;
+  std::optional<Error> output_error_;  // of metrics_ or trace_, which ends the run
 };
 
 // A loss is a mean over items; without one there is nothing to learn from or to report.

@@ -25,6 +25,15 @@ TEST(BadValuesTest, WhatIsNoNumberIsNamed) {
               HasSubstr("sample 1 of array 'a' of d.npz holds nan"));
 }
 
+TEST(BadValuesTest, AWeightThatIsNoNumberIsNamed) {
+  const auto read = [](const std::string& name) {
+    const float last = name == "bad" ? std::numeric_limits<float>::quiet_NaN() : 1;
+    return Tensor::from<float>({0, last}, {2});
+  };
+  EXPECT_EQ(find_bad_weight({"a", "b"}, read), "");
+  EXPECT_THAT(find_bad_weight({"a", "bad"}, read), HasSubstr("weight 'bad' holds nan"));
+}
+
 TEST(BadValuesTest, ANumberTooLargeForItsInputIsNamed) {
   EXPECT_EQ(blamed(1e30, DType::kFloat32), "");
   EXPECT_EQ(blamed(1e300, DType::kFloat64), "");
