@@ -7,6 +7,7 @@ namespace trainrt {
 namespace {
 
 Graph build(const ModelSpec& spec, int64_t batch) {
+  require_image(spec.image, side_for_halvings(spec.layers, "cnn"), "cnn");
   OnnxBuilder b(spec.seed);
   ValueId x = b.input("input", DType::kFloat32, {batch, spec.channels, spec.image, spec.image});
   for (int64_t i = 0; i < spec.layers; ++i) {

@@ -22,6 +22,7 @@ std::vector<int64_t> block_sizes(int64_t layers) {
 Graph build(const ModelSpec& spec, int64_t batch) {
   const std::vector<int64_t> blocks = block_sizes(spec.layers);
   const int64_t growth = spec.hidden;
+  require_image(spec.image, 29, "densenet");  // 29 -> 15 -> 8 -> 4 -> 2 -> 1
   OnnxBuilder b(spec.seed);
   ValueId x = b.input("input", DType::kFloat32, {batch, spec.channels, spec.image, spec.image});
   x = b.conv(x, 2 * growth, "features.conv0", {.kernel = 7, .stride = 2});

@@ -7,6 +7,7 @@ namespace trainrt {
 namespace {
 
 Graph build(const ModelSpec& spec, int64_t batch) {
+  require_image(spec.image, 12, "lenet");  // 12 -> 6 -> 2 -> 1
   OnnxBuilder b(spec.seed);
   ValueId x = b.input("input", DType::kFloat32, {batch, spec.channels, spec.image, spec.image});
   x = b.relu(b.conv(x, 6, "conv1", {.kernel = 5, .pad = 2, .bias = true}));

@@ -45,6 +45,30 @@ void require_multiple(int64_t value, const char* name, int64_t divisor, const ch
                   divisor);
 }
 
+void require_image(int64_t image, int64_t least, const std::string& model) {
+  TRAINRT_REQUIRE(image >= least,
+                  kInvalidArgument,
+                  "image = ",
+                  image,
+                  " leaves ",
+                  model,
+                  " no pixel after its strides; wanted at least ",
+                  least);
+}
+
+int64_t side_for_halvings(int64_t layers, const std::string& model) {
+  constexpr int64_t kMostHalvings = 29;  // of the largest image that is taken, 1e9 pixels wide
+  TRAINRT_REQUIRE(layers <= kMostHalvings,
+                  kInvalidArgument,
+                  "layers = ",
+                  layers,
+                  " of ",
+                  model,
+                  " halve the image more often than any has pixels for; wanted at most ",
+                  kMostHalvings);
+  return int64_t{1} << layers;
+}
+
 void OnnxBuilder::output(ValueId id, const std::string& name) {
   graph_.rename_value(id, name);
   graph_.outputs().push_back(id);

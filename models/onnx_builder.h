@@ -112,4 +112,11 @@ class OnnxBuilder {
 // Checks `value > 0` and `value % divisor == 0` with the names of both sizes.
 void require_multiple(int64_t value, const char* name, int64_t divisor, const char* divisor_name);
 
+// Checks that an image of this side has pixels left after all strides; `least` is the smallest.
+void require_image(int64_t image, int64_t least, const std::string& model);
+
+// 2^layers: the side of which `layers` halvings leave one pixel. Throws kInvalidArgument where no
+// image can have it.
+int64_t side_for_halvings(int64_t layers, const std::string& model);
+
 }  // namespace trainrt

@@ -17,7 +17,7 @@ ValueId double_conv(OnnxBuilder& b, ValueId x, int64_t out, const std::string& n
 
 Graph build(const ModelSpec& spec, int64_t batch) {
   require_multiple(spec.hidden, "hidden", 8, "the number of norm groups");
-  require_multiple(spec.image, "image", int64_t{1} << spec.layers, "2^layers");
+  require_multiple(spec.image, "image", side_for_halvings(spec.layers, "unet"), "2^layers");
   OnnxBuilder b(spec.seed);
   ValueId x = b.input("input", DType::kFloat32, {batch, spec.channels, spec.image, spec.image});
   std::vector<ValueId> skips;

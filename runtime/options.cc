@@ -58,6 +58,16 @@ void refuse_unknown(const std::string& command,
   }
 }
 
+// What a shell makes of a variable that is not set. A configuration file may say "" for "none".
+void refuse_empty(const std::string& value, const std::string& flag, const std::string& wanted) {
+  TRAINRT_REQUIRE(!value.empty(),
+                  kInvalidArgument,
+                  flag,
+                  " is given an empty value; wanted ",
+                  wanted,
+                  ", or leave it out");
+}
+
 // The flags in the order of the table; CLI11 does the splitting and the help.
 void add_flags(CLI::App& app, unsigned groups, std::vector<Given>& given) {
   given.reserve(option_table().size());
@@ -115,7 +125,9 @@ Options parse_options(const std::string& command,
   app.add_option("arguments", options.arguments, "MODEL.onnx, a name, or files")->group("");
   const bool configurable = (groups & (kDataOptions | kPlanOptions)) != 0;
   if (configurable) {
-    app.add_option("--config", config, "YAML file of options")->type_name("FILE");
+    app.add_option("--config", config, "YAML file of options")
+        ->type_name("FILE")
+        ->each([](const std::string& value) { refuse_empty(value, "--config", "FILE"); });
     app.add_option("--set", set_items, "one option as in the YAML file (repeatable)")
         ->type_name("KEY=VALUE")
         ->option_text("KEY=VALUE")
@@ -141,6 +153,7 @@ Options parse_options(const std::string& command,
         std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), config, options);
   }
   for (const auto& [key, value] : parse_pairs(set_items, "--set")) {
+    refuse_empty(value, "--set " + key, key + "=VALUE");
     apply_setting(key, value, "--set " + key, options);
     options.given.insert("set");
   }
@@ -149,6 +162,7 @@ Options parse_options(const std::string& command,
       flag.def->clear(options);  // a list from the command line replaces one from a file
     }
     for (const std::string& value : flag.values) {
+      refuse_empty(value, "--" + flag.def->name, flag.def->value);
       flag.def->set(options, value, "--" + flag.def->name);
       options.given.insert(flag.def->name);
       options.flags.insert(flag.def->name);

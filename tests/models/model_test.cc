@@ -89,6 +89,14 @@ TEST(ModelTest, UnknownNamesAndImpossibleSizesAreExplained) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     EXPECT_NE(error.message().find("resnet50"), std::string::npos) << error.message();
   }
+  for (const auto& [family, least] :
+       {std::pair<const char*, int64_t>{"cnn", 4}, {"lenet", 12}, {"densenet", 29}}) {
+    ModelSpec image = named_model(family);
+    image.image = least;
+    EXPECT_GT(build_model(image).num_values(), 0);
+    image.image = least - 1;
+    EXPECT_THROW(build_model(image), Error) << family;
+  }
   ModelSpec spec = named_model("gpt2");
   spec.hidden = 100;
   spec.heads = 7;

@@ -53,6 +53,9 @@ TEST_P(BadInputTest, EndsInOneClearMessage) {
   write_text(folder_.file("two.yaml"),
              "hosts:\n  - {count: 1, devices: [{count: 1, type: cpu}, {count: 1, type: t4}]}\n");
   std::filesystem::create_directories(folder_.file("empty"));
+  std::filesystem::create_symlink("loop", folder_.file("loop"));
+  write_text(folder_.file("self.yaml"), "freeze: &a [*a]\n");
+  write_text(folder_.file("deep.json"), std::string(100'000, '['));
   write_text(folder_.file("broken.npz"), "PK no archive, but long enough to look for its end");
   std::vector<std::string> arguments;
   for (const std::string& argument : GetParam().arguments) {
@@ -220,6 +223,17 @@ const std::vector<BadInput> kBadInputs = {
     {"MetricsFolder", {"run", "%M", "--metrics", "%D/no/m.jsonl"}, 5, {"%D/no", "--metrics"}},
     {"ExportFolder", {"run", "%M", "--export", "%D/no/m.onnx"}, 5, {"%D/no", "--export"}},
     {"CheckpointUnderAFile", {"run", "%M", "--checkpoint-dir", "%M/ck"}, 5, {"--checkpoint-dir"}},
+    {"ExportLoop", {"run", "%M", "--export", "%D/loop"}, 5, {"--export '%D/loop'", "symbolic"}},
+    {"MetricsLoop", {"run", "%M", "--metrics", "%D/loop"}, 5, {"--metrics '%D/loop'", "symbolic"}},
+    {"ModelLoop", {"model", "mlp", "-o", "%D/loop"}, 5, {"-o '%D/loop'", "symbolic"}},
+    {"DataLoop", {"run", "%M", "--data", "%D/loop"}, 2, {"--data '%D/loop'"}},
+    {"ClusterLoop", {"plan", "%M", "--cluster", "%D/loop"}, 2, {"'%D/loop'"}},
+    {"SelfReference", {"run", "%M", "--config", "%D/self.yaml"}, 2, {"self.yaml:1", "itself"}},
+    {"DeepPlan", {"run", "%M", "--plan", "%D/deep.json"}, 2, {"deep.json", "more than 200 deep"}},
+    {"EmptyExport", {"run", "%M", "--export", ""}, 2, {"--export", "empty", "F.onnx"}},
+    {"EmptyConfig", {"run", "%M", "--config", ""}, 2, {"--config", "empty", "FILE"}},
+    {"EmptySetting", {"run", "%M", "--set", "metrics="}, 2, {"--set metrics", "empty"}},
+    {"SmallImage", {"model", "cnn", "--image", "3", "-o", "%D/m"}, 2, {"image = 3", "least 4"}},
     {"OutputFolder",
      {"eval", "%M", "--data", "%D/none.npz", "-o", "%D/no/e.json"},
      5,
