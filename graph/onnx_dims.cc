@@ -42,7 +42,7 @@ std::map<std::string, Shape> input_shapes(const OnnxModel::Impl& model,
     }
   }
   std::map<std::string, Shape> shapes;
-  std::string unbound;
+  std::string unbound, without_batch;
   for (const ModelInput& input : model.inputs) {
     Shape& shape = shapes[input.name];
     const int batch = batch_axis(input, options);
@@ -63,6 +63,12 @@ std::map<std::string, Shape> input_shapes(const OnnxModel::Impl& model,
                           " of '",
                           input.name,
                           "')");
+        if (batch < 0 && options.batch_axes.count(input.name) != 0) {
+          without_batch = concat("; --batch-axis ",
+                                 input.name,
+                                 "=-1 says that no axis of it enumerates samples (axes count from "
+                                 "0, the first)");
+        }
         shape.push_back(1);
       }
     }
@@ -71,7 +77,8 @@ std::map<std::string, Shape> input_shapes(const OnnxModel::Impl& model,
                   kInvalidArgument,
                   "these dims have no size: ",
                   unbound,
-                  "; give each with --bind DIM=N");
+                  "; give each with --bind DIM=N",
+                  without_batch);
   return shapes;
 }
 

@@ -99,13 +99,20 @@ Tensor read_external(const std::string& folder,
   std::error_code error;
   const fs::path root = fs::canonical(folder.empty() ? "." : folder, error);
   const fs::path file = fs::canonical(root / location.file, error);
-  TRAINRT_REQUIRE(!error && fs::is_regular_file(file),
+  const std::string named = concat("tensor '",
+                                   location.tensor,
+                                   "': its weights file '",
+                                   (fs::path(folder) / location.file).string(),
+                                   "'");
+  TRAINRT_REQUIRE(!error,
                   kInvalidModel,
-                  "tensor '",
-                  location.tensor,
-                  "': its weights file '",
-                  (fs::path(folder) / location.file).string(),
-                  "' does not exist; put it beside the model (plan and inspect do without it)");
+                  named,
+                  " does not exist; put it beside the model (plan and inspect do without it)");
+  TRAINRT_REQUIRE(fs::is_regular_file(file, error),
+                  kInvalidModel,
+                  named,
+                  fs::is_directory(file, error) ? " is a folder" : " is no regular file",
+                  "; wanted the file of weights that belongs to the model");
   check_inside(location, root, file);
   std::ifstream in(file, std::ios::binary);
   const auto size = static_cast<int64_t>(fs::file_size(file, error));

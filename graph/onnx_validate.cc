@@ -403,6 +403,21 @@ void hide_unknown_operators(onnx::GraphProto& graph, int opset) {
   }
 }
 
+// Which the checker wants as well, but does not say of what.
+void check_input_types(const onnx::GraphProto& graph) {
+  for (const onnx::ValueInfoProto& input : graph.input()) {
+    const bool lacks_shape =
+        input.type().has_tensor_type() && !input.type().tensor_type().has_shape();
+    TRAINRT_REQUIRE(input.has_type() && !lacks_shape,
+                    kInvalidModel,
+                    "input '",
+                    input.name(),
+                    input.has_type() ? "' has no shape" : "' has no type",
+                    "; wanted its element type and a size or a name for each of its axes, as "
+                    "exporters write them");
+  }
+}
+
 void run_checker(const onnx::ModelProto& model) {
   onnx::ModelProto skeleton;
   // IR 3 wants initializers to be inputs, too, which many producers ignored and nobody needs.
@@ -446,6 +461,7 @@ void validate_model(const onnx::ModelProto& model) {
     check_function(function);
   }
   check_training_info(model);
+  check_input_types(model.graph());
   run_checker(model);
 }
 

@@ -228,6 +228,15 @@ g (float[seq, batch_size, 4] x, float[layers, N, 2] h, float[time, 3] t, float s
   options.batch_axes = {{"y", 0}};
   EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { model.bind(options); }),
               HasSubstr("no input 'y'"));
+  options.batch_axes = {{"x", -1}};
+  EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { model.bind(options); }),
+              HasSubstr("--batch-axis x=-1 says that no axis of it enumerates samples"));
+}
+
+TEST(OnnxSymbolsTest, AnInputWithoutAShapeIsNamed) {
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel,
+                       [] { model_of("(float[] x) => (float[N] y)", "", "y = Relu(x)"); }),
+              HasSubstr("input 'x' has no shape"));
 }
 
 TEST(OnnxSymbolsTest, TheDataGiveOpenDimsTheirSize) {

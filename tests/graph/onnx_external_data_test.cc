@@ -78,6 +78,12 @@ TEST_F(OnnxExternalDataTest, WeightsThatAreNotThereAreMissedOnlyWhenTheyAreRead)
               AllOf(HasSubstr("'w'"), HasSubstr("nowhere/w.bin"), HasSubstr("does not exist")));
 }
 
+TEST_F(OnnxExternalDataTest, AFolderInPlaceOfWeightsIsNamed) {
+  fs::create_directories(folder_ / "model" / "w.bin");
+  EXPECT_THAT(read_error(model(R"("location": "w.bin")", kOther)),
+              AllOf(HasSubstr("'w'"), HasSubstr("w.bin' is a folder")));
+}
+
 TEST_F(OnnxExternalDataTest, AFileThatIsTooShortIsNamed) {
   write("w.bin", {1, 2});
   EXPECT_THAT(read_error(model(R"("location": "w.bin", "offset": "4")", kOther)),
