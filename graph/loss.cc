@@ -9,6 +9,7 @@
 
 #include "graph/base/log.h"
 #include "graph/graph_builder.h"
+#include "graph/label_place.h"
 #include "graph/scalar_loss.h"
 
 namespace trainrt {
@@ -91,12 +92,10 @@ class LossBuilder : public GraphBuilder {
   }
 
   // Next-token labels: the token ids one position later.
-  ValueId shifted_input(const Shape& wanted, int64_t classes) {
-    const ValueId id = token_input(wanted, classes);
-    const int64_t axis = graph_.value(id).batch_axis == 1 ? 0 : 1;
+  ValueId shifted(ValueId ids, int batch_axis) {
     return op("ShiftLabels",
-              {as_label_dtype(id)},
-              {{"axis", axis}, {"ignore_index", spec_.ignore_index}},
+              {ids},
+              {{"axis", int64_t{batch_axis == 1 ? 0 : 1}}, {"ignore_index", spec_.ignore_index}},
               "shift_labels");
   }
 
@@ -175,7 +174,11 @@ class LossBuilder : public GraphBuilder {
     return dtype(id) == DType::kInt32 ? id : cast(id, DType::kInt64);
   }
 
-  ValueId with_shape(ValueId labels, const Shape& wanted) {
+  // As `wanted`, whose samples lie at `place`; those of `labels` lie along `batch_axis`.
+  ValueId with_shape(ValueId labels,
+                     int batch_axis,
+                     const Shape& wanted,
+                     const SamplePlace& place) {
     TRAINRT_REQUIRE(num_elements(shape(labels)) == num_elements(wanted),
                     kInvalidArgument,
                     "labels '",
@@ -188,39 +191,49 @@ class LossBuilder : public GraphBuilder {
                     spec_.output,
                     "' wants ",
                     shape_string(wanted));
-    return reshape(labels, wanted);
+    return reshape(batch_axis < 0 ? labels : move_samples(labels, batch_axis, wanted, place),
+                   wanted);
   }
 
-  ValueId class_labels(const Shape& wanted, int64_t classes) {
-    return spec_.next_token ? shifted_input(wanted, classes)
-                            : with_shape(as_label_dtype(labels_input()), wanted);
+  // `labels` with their elements in the order of `wanted`.
+  ValueId move_samples(ValueId labels,
+                       int batch_axis,
+                       const Shape& wanted,
+                       const SamplePlace& place) {
+    const Shape from = shape(labels);
+    const int64_t batch = from[static_cast<size_t>(batch_axis)];
+    const SampleShapeAt to = split_samples(wanted, place, batch);
+    if (dims_product(from, 0, batch_axis) == dims_product(to.shape, 0, to.batch_axis)) {
+      return labels;
+    }
+    Shape batch_first = sample_of(to);
+    batch_first.insert(batch_first.begin(), batch);
+    return move_axis(
+        reshape(move_axis(labels, batch_axis, 0), batch_first), /*from=*/0, to.batch_axis);
+  }
+
+  ValueId move_axis(ValueId id, int from, int to) {
+    std::vector<int64_t> permutation;
+    for (int d = 0; d < ndim(id); ++d) {
+      if (d != from) {
+        permutation.push_back(d);
+      }
+    }
+    permutation.insert(permutation.begin() + to, from);
+    return from == to ? id : transpose(id, permutation);
+  }
+
+  ValueId class_labels(const ItemsShape& items, int64_t classes) {
+    const ValueId source = spec_.next_token ? token_input(items.shape, classes) : labels_input();
+    const int batch_axis = graph_.value(source).batch_axis;
+    const ValueId labels = as_label_dtype(source);
+    return with_shape(spec_.next_token ? shifted(labels, batch_axis) : labels,
+                      batch_axis,
+                      items.shape,
+                      items.place);
   }
 
   // ---- classes
-
-  // ONNX puts classes on axis 1, language models last; the labels' shape tells.
-  int class_axis(const Shape& scores) const {
-    const int last = static_cast<int>(scores.size()) - 1;
-    TRAINRT_REQUIRE(last >= 1,
-                    kInvalidArgument,
-                    "output '",
-                    spec_.output,
-                    "' has shape ",
-                    shape_string(scores),
-                    "; loss ",
-                    spec_.kind,
-                    " wants [batch, ..., classes]");
-    if (spec_.next_token) {
-      return last;
-    }
-    const auto fits = [&](int axis) {
-      Shape items = scores;
-      items.erase(items.begin() + axis);
-      return items == spec_.labels_shape;
-    };
-    // [batch, seq, classes] where the sizes leave it open; with more dims [batch, classes, ...].
-    return fits(last) && (!fits(1) || last == 2) ? last : 1;
-  }
 
   ValueId row_max(ValueId scores, int axis) {
     return op("ReduceMax",
@@ -237,10 +250,18 @@ class LossBuilder : public GraphBuilder {
   }
 
   LossValues from_classes(ValueId scores, bool count_correct) {
-    const int axis = class_axis(shape(scores));
+    const int axis = class_axis(shape(scores), spec_);
+    TRAINRT_REQUIRE(axis >= 0,
+                    kInvalidArgument,
+                    "output '",
+                    spec_.output,
+                    "' has shape ",
+                    shape_string(shape(scores)),
+                    "; loss ",
+                    spec_.kind,
+                    " wants [batch, ..., classes]");
     const int64_t classes = shape(scores)[static_cast<size_t>(axis)];
-    Shape items = shape(scores);
-    items.erase(items.begin() + axis);
+    const ItemsShape items = without_classes(shape(scores), spec_.place, axis);
     LossValues result;
     run_in(Region::kCount);
     result.item_count = op("ItemCount",
@@ -276,7 +297,9 @@ class LossBuilder : public GraphBuilder {
     const auto kind = kinds.find(spec_.kind);
     TRAINRT_CHECK(kind != kinds.end(), "loss '", spec_.kind, "' is not resolved");
     const auto targets = [&] {
-      return with_shape(cast(labels_input(), dtype(output)), shape(output));
+      const ValueId labels = labels_input();
+      const int batch_axis = graph_.value(labels).batch_axis;
+      return with_shape(cast(labels, dtype(output)), batch_axis, shape(output), spec_.place);
     };
     LossValues result;
     run_in(Region::kCount);

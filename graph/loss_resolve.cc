@@ -6,10 +6,11 @@
 //   none otherwise                             -> classes for an output of two or more, else
 //   targets
 #include <algorithm>
+#include <set>
 
 #include "graph/base/log.h"
+#include "graph/label_place.h"
 #include "graph/loss.h"
-#include "graph/passes/sample_rows.h"
 
 namespace trainrt {
 
@@ -32,9 +33,78 @@ const Value* label_input(const Graph& graph, const std::string& name) {
   return nullptr;
 }
 
-bool is_loss_scalar(const Value& value) {
-  return is_floating(value.type.dtype) && num_elements(value.type.shape) == 1 &&
-         value.type.shape.size() <= 1;
+// A float scalar. With a batch of one a [1] output may be a prediction: only a true scalar counts
+// then.
+bool may_be_loss(const Graph& graph, const Value& value) {
+  const Shape& shape = value.type.shape;
+  return is_floating(value.type.dtype) && num_elements(shape) == 1 &&
+         (shape.empty() || (shape.size() == 1 && micro_batch_size(graph) > 1));
+}
+
+void warn_of_other_losses(const Graph& graph, const Value& chosen) {
+  std::string others;
+  for (const ValueId id : graph.outputs()) {
+    const Value& value = graph.value(id);
+    if (value.name != chosen.name && may_be_loss(graph, value)) {
+      others += concat(others.empty() ? "'" : ", '", value.name, "'");
+    }
+  }
+  if (!others.empty()) {
+    log_warning("output '",
+                chosen.name,
+                "' is taken for the loss, the first of several float scalars; --loss output:NAME "
+                "chooses another (",
+                others,
+                ")");
+  }
+}
+
+// The node that computes the output, behind those that only move its elements.
+const Node* maker_of(const Graph& graph, const Value& output) {
+  NodeId producer = output.producer;
+  while (producer != kNoNode) {
+    const Node& node = graph.node(producer);
+    const std::string& type = node.op_type;
+    if (type != "Identity" && type != "Reshape" && type != "Transpose" && type != "Cast") {
+      return &node;
+    }
+    producer = graph.value(node.inputs[0]).producer;
+  }
+  return nullptr;
+}
+
+// Losses that apply a function of their own to scores, on an output that has one already; and nll,
+// which applies none, on an output without. What else makes an output is not judged.
+void warn_of_activation(const Graph& graph, const Value& output, const std::string& kind) {
+  const Node* made_by = maker_of(graph, output);
+  if (made_by == nullptr) {
+    return;
+  }
+  const std::string& type = made_by->op_type;
+  if ((kind == "softmax_cross_entropy" && type == "Softmax") ||
+      (kind == "bce_with_logits" && type == "Sigmoid")) {
+    log_warning("output '",
+                output.name,
+                "' is made by a ",
+                type,
+                ", and loss ",
+                kind,
+                " applies one of its own: export the model without it, with the scores '",
+                graph.value(made_by->inputs[0]).name,
+                "' for an output, or take another loss");
+  }
+  static const std::set<std::string> kNoLogarithms = {
+      "MatMul", "Gemm", "Add", "Conv", "Einsum", "Relu", "Tanh", "Sigmoid", "Softmax"};
+  if (kind == "nll" && kNoLogarithms.count(type) != 0) {
+    log_warning("output '",
+                output.name,
+                "' is made by node '",
+                made_by->name,
+                "' (",
+                type,
+                "), and loss nll reads logarithms of probabilities, as LogSoftmax makes them: for "
+                "scores take --loss softmax_cross_entropy");
+  }
 }
 
 const Value& choose_output(const Graph& graph, const LossSpec& wanted) {
@@ -53,10 +123,8 @@ const Value& choose_output(const Graph& graph, const LossSpec& wanted) {
                   "'",
                   did_you_mean(wanted.output, names));
   if (wanted.kind == "auto" || wanted.kind == "output") {
-    // With a batch of one a [1] output may be a prediction: only a true scalar counts then.
     for (const ValueId id : graph.outputs()) {
-      if (is_loss_scalar(graph.value(id)) &&
-          (graph.value(id).type.shape.empty() || micro_batch_size(graph) > 1)) {
+      if (may_be_loss(graph, graph.value(id))) {
         return graph.value(id);
       }
     }
@@ -88,47 +156,42 @@ bool is_language_model(const Graph& graph, const Value& output) {
   return false;
 }
 
-// The axis of the output along which the samples lie. It is axis 0 unless an input puts them
-// elsewhere (time first).
-int sample_axis(const Graph& graph, const Value& output) {
-  int of_inputs = 0;
-  for (const ValueId id : graph.values_of_kind(ValueKind::kInput)) {
-    of_inputs = std::max(of_inputs, graph.value(id).batch_axis);
+// Where the classes are without labels to tell: on axis 1, or last in a language model and where
+// the samples do not come first. Of an output of two dims or more.
+int unlabelled_class_axis(const Graph& graph, const Value& output, const LossSpec& spec) {
+  LossSpec last = spec;
+  last.next_token = true;  // which has its classes there
+  const bool is_last = is_language_model(graph, output) || spec.place.axis > 0;
+  return is_last ? class_axis(output.type.shape, last) : 1;
+}
+
+// The shape of labels that are drawn, batch first.
+Shape drawn_labels(const Graph& graph, const Value& output, const LossSpec& spec, bool classes) {
+  ItemsShape items{output.type.shape, spec.place};
+  if (classes && items.shape.size() >= 2) {
+    items = without_classes(items.shape, spec.place, unlabelled_class_axis(graph, output, spec));
   }
-  if (of_inputs == 0) {
-    return 0;
-  }
-  const SampleCourse course = follow_samples(graph);
-  const std::optional<ValueId> id = graph.find_value(output.name);
-  if (id && !course.axes.empty() && course.axes[static_cast<size_t>(*id)] >= 0) {
-    return course.axes[static_cast<size_t>(*id)];
-  }
-  // They could not be followed, or are one: the sizes are left.
-  const Shape& shape = output.type.shape;
   const int64_t batch = micro_batch_size(graph);
-  const bool like_inputs = of_inputs < static_cast<int>(shape.size()) &&
-                           shape[static_cast<size_t>(of_inputs)] == batch && shape[0] != batch;
-  return like_inputs ? of_inputs : 0;
+  Shape labels = sample_of(split_samples(items.shape, items.place, batch));
+  labels.insert(labels.begin(), batch);
+  return num_elements(labels) == num_elements(items.shape) ? labels : items.shape;
 }
 
-// Classes lie on axis 1, or last in a language model and where axis 1 has the samples.
-Shape class_label_shape(const Graph& graph, const Value& output) {
-  Shape shape = output.type.shape;
-  if (shape.size() >= 2) {
-    const bool last = is_language_model(graph, output) || sample_axis(graph, output) == 1;
-    shape.erase(last ? shape.end() - 1 : shape.begin() + 1);
+// Labels lie as the output does: where its samples do not come first, an array's, which do, are
+// moved there.
+void place_labels(const Value& output, int64_t batch, bool classes, LossSpec& spec) {
+  ItemsShape items{output.type.shape, spec.place};
+  if (classes) {
+    const int axis = class_axis(output.type.shape, spec);
+    if (axis < 0) {
+      return;
+    }
+    items = without_classes(output.type.shape, spec.place, axis);
   }
-  return shape;
-}
-
-// Labels lie as the output does: an array's samples, which come first in `labels_shape`, are moved
-// to where the output has them.
-void place_labels(const Graph& graph, const Value& output, bool of_array, LossSpec& spec) {
-  const int last = static_cast<int>(spec.labels_shape.size()) - 1;
-  spec.labels_batch_axis = std::clamp(sample_axis(graph, output), 0, std::max(0, last));
-  if (of_array && spec.labels_batch_axis > 0) {
-    const auto first = spec.labels_shape.begin();
-    std::rotate(first, first + 1, first + 1 + spec.labels_batch_axis);
+  SampleShapeAt at = split_samples(items.shape, items.place, batch);
+  if (at.batch_axis > 0 && num_elements(at.shape) == num_elements(spec.labels_shape)) {
+    spec.labels_shape = std::move(at.shape);
+    spec.labels_batch_axis = at.batch_axis;
   }
 }
 
@@ -140,13 +203,19 @@ void infer_kind(const Graph& graph, const Value& output, const TensorType* label
     spec.next_token = true;
   } else {
     const Shape& shape = output.type.shape;
-    spec.kind = shape.size() >= 2 && shape[1] >= 2 ? "softmax_cross_entropy" : "mse";
+    const bool classes =
+        shape.size() >= 2 &&
+        shape[static_cast<size_t>(unlabelled_class_axis(graph, output, spec))] >= 2;
+    spec.kind = classes ? "softmax_cross_entropy" : "mse";
   }
 }
 
 }  // namespace
 
-LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const TensorType* labels) {
+LossSpec resolve_loss(const Graph& forward,
+                      const LossSpec& wanted,
+                      const TensorType* labels,
+                      const GraphAtBatch& at_batch) {
   static const std::vector<std::string> kKinds = {
       "auto", "softmax_cross_entropy", "nll", "mse", "bce_with_logits", "l1", "output"};
   LossSpec spec = wanted;
@@ -164,32 +233,27 @@ LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const Tensor
   const Value& output = choose_output(forward, spec);
   spec.output = output.name;
   if (spec.kind == "output" ||
-      (spec.kind == "auto" && wanted.output.empty() && is_loss_scalar(output) &&
-       (output.type.shape.empty() || micro_batch_size(forward) > 1))) {
+      (spec.kind == "auto" && (wanted.output.empty() || output.type.shape.empty()) &&
+       may_be_loss(forward, output))) {
+    if (spec.kind == "auto" && wanted.output.empty()) {
+      warn_of_other_losses(forward, output);
+    }
     spec.kind = "output";
     return spec;
   }
   const Value* input = label_input(forward, spec.labels);
-  const bool of_array = labels != nullptr && input == nullptr;
   if (input != nullptr) {
     spec.labels = input->name;
     labels = &input->type;
   }
+  spec.place = find_sample_place(forward, output, at_batch);
   if (spec.kind == "auto") {
     infer_kind(forward, output, labels, spec);
   } else if (spec.kind == "softmax_cross_entropy" && labels == nullptr) {
     spec.next_token = is_language_model(forward, output);
   }
   const bool classes = spec.kind == "softmax_cross_entropy" || spec.kind == "nll";
-  if (spec.kind == "softmax_cross_entropy" && output.producer != kNoNode &&
-      forward.node(output.producer).op_type == "Softmax") {
-    log_warning("output '",
-                output.name,
-                "' is made by a Softmax, and loss softmax_cross_entropy applies one of its own: "
-                "export the model without it, with the scores '",
-                forward.value(forward.node(output.producer).inputs[0]).name,
-                "' for an output, or take another loss");
-  }
+  warn_of_activation(forward, output, spec.kind);
   if (labels != nullptr) {
     TRAINRT_REQUIRE(!classes || is_integer(labels->dtype),
                     kInvalidArgument,
@@ -202,10 +266,12 @@ LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const Tensor
     spec.labels_shape = labels->shape;
   } else {
     spec.labels_dtype = classes ? DType::kInt64 : output.type.dtype;
-    spec.labels_shape = classes ? class_label_shape(forward, output) : output.type.shape;
+    spec.labels_shape = drawn_labels(forward, output, spec, classes);
   }
   if (input == nullptr) {
-    place_labels(forward, output, of_array, spec);
+    place_labels(output, micro_batch_size(forward), classes, spec);
+  } else {
+    spec.labels_batch_axis = std::max(0, input->batch_axis);
   }
   if (spec.labels.empty()) {
     spec.labels = "labels";

@@ -9,12 +9,14 @@
 // the backward. Gradients are then summed, never averaged.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "graph/graph.h"
 #include "graph/onnx_import.h"
+#include "graph/passes/sample_rows.h"
 
 namespace trainrt {
 
@@ -28,6 +30,7 @@ struct LossSpec {
   DType labels_dtype = DType::kInt64;
   Shape labels_shape;         // at the graph's micro-batch size
   int labels_batch_axis = 0;  // of labels_shape: as the samples lie in the output
+  SamplePlace place;          // of the samples in the output
   // Of `output`: ScalarLoss::sums_samples, the same for micro-batches of every size; unset: as the
   // graph at hand tells.
   std::optional<bool> sums_samples;
@@ -64,9 +67,16 @@ struct TrainingGraph {
       without_influence;  // would be trained, but the loss does not depend on them
 };
 
-// Fills in `auto` from the graph and the data's labels (`labels` may be null when there are none).
-// Throws kInvalidArgument, saying what was found, when no loss can be inferred.
-LossSpec resolve_loss(const Graph& forward, const LossSpec& wanted, const TensorType* labels);
+// The forward graph at another number of samples; nothing where the model has no other size.
+using GraphAtBatch = std::function<std::optional<Graph>(int64_t batch)>;
+
+// Fills in `auto` from the graph and the data's labels (`labels` may be null when there are none;
+// their samples come first). Throws kInvalidArgument, saying what was found, when no loss can be
+// inferred. `at_batch` tells where the samples of the output lie when `forward` alone does not.
+LossSpec resolve_loss(const Graph& forward,
+                      const LossSpec& wanted,
+                      const TensorType* labels,
+                      const GraphAtBatch& at_batch = nullptr);
 
 // Throws kInvalidArgument for zero trainable parameters, kUnsupported for missing gradients.
 TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec);

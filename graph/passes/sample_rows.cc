@@ -64,8 +64,11 @@ class SampleFollower {
     for (ValueId id = 0; id < graph_.num_values(); ++id) {
       const std::optional<Place>& at = place(id);
       const Shape& shape = graph_.value(id).type.shape;
-      const bool whole = at && at->stride == 1 && shape[static_cast<size_t>(at->axis)] == batch_;
-      course.axes.push_back(whole ? at->axis : -1);
+      course.places.emplace_back();
+      if (at) {
+        const int64_t rows = shape[static_cast<size_t>(at->axis)] / batch_;
+        course.places.back() = SamplePlace{at->axis, rows / at->stride, at->stride};
+      }
     }
     return course;
   }

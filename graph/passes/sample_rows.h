@@ -3,6 +3,7 @@
 // does not depend on the micro-batch it comes in.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,21 @@ inline constexpr const char* kRowsPerSample = "rows_per_sample";
 inline constexpr const char* kSampleStride = "sample_stride";
 }  // namespace sample_rows
 
+// Where the samples of a tensor lie: along `axis`, which is [outer, samples, inner] merged. [tokens
+// * batch, features] has `tokens` outer, [batch * tokens, features] as many inner.
+struct SamplePlace {
+  int axis = 0;
+  int64_t outer = 1, inner = 1;
+};
+
 // What becomes of the samples, in graphs of more than one. Nodes: the first of their kind, "" for
 // none.
 struct SampleCourse {
   std::string mixed;  // brings different samples together (a product of each with every other one)
   std::string met;    // brings a sample together with what was reduced over all samples
   std::string lost;   // the samples cannot be followed through it
-  // By value: along which axis each index is one sample; -1 where none is known.
-  std::vector<int> axes;
+  // By value: nothing where it is not known.
+  std::vector<std::optional<SamplePlace>> places;
   // By value: reduced over the samples, or computed from what was.
   std::vector<bool> reduced;
   // By value: added up over the samples by the node that makes it, from nothing reduced before.

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "graph/graph_builder.h"
 #include "graph/training_graph.h"
 #include "tests/graph/onnx_models.h"
 
@@ -57,7 +58,9 @@ TEST(ScalarLossTest, ASumOverSamplesIsOneInAnyForm) {
         kAxis0 + "m = ReduceSum<keepdims = 0>(h, axes)\nloss = ReduceMean<keepdims = 0>(m)",
         kSumOfAll + "q = ReduceSumSquare<keepdims = 0>(x)\n" + number("beta", "-0.5") +
             "k = Mul(beta, q)\nloss = Sub(s, k)",
-        kCount + "m = ReduceMean<keepdims = 0>(h)\nloss = Mul(m, n)"}) {
+        kCount + "m = ReduceMean<keepdims = 0>(h)\nloss = Mul(m, n)",
+        kCount + "a = Mul(h, n)\nloss = ReduceMean<keepdims = 0>(a)",
+        kCount + "a = Div(h, n)\nb = ReduceSum<keepdims = 0>(a)\nloss = Mul(b, n)"}) {
     const ScalarLoss loss = described(body);
     EXPECT_TRUE(loss.sums_samples) << body;
     EXPECT_THAT(loss.warning, HasSubstr("is a sum")) << body;
@@ -67,6 +70,14 @@ TEST(ScalarLossTest, ASumOverSamplesIsOneInAnyForm) {
 TEST(ScalarLossTest, AMeanOverSamplesIsOneInAnyForm) {
   for (const std::string& body :
        {kCount + kSumOfAll + "loss = Div(s, n)",
+        kCount + "a = Div(h, n)\nloss = ReduceSum<keepdims = 0>(a)",
+        kCount + number("one", "1") + "i = Div(one, n)\na = Mul(i, h)\nb = Relu(a)\n" + kAxis0 +
+            "c = ReduceSum<keepdims = 0>(b, axes)\nloss = ReduceMean<keepdims = 0>(c)",
+        std::string("all = Size(x)\nn = Cast<to = 1>(all)\n") + kSumOfAll + "loss = Div(s, n)",
+        kCount + "m = ReduceMean<axes = [1], keepdims = 0>(h)\na = Div(m, n)\n"
+                 "loss = ReduceSum<keepdims = 0>(a)",
+        std::string("a = ReduceMean<keepdims = 1>(h)\nb = ReduceMean<keepdims = 1>(x)\n"
+                    "c = Concat<axis = 0>(a, b)\nloss = ReduceSum<keepdims = 0>(c)"),
         std::string("m = ReduceMean<axes = [0], keepdims = 0>(h)\n"
                     "loss = ReduceSum<keepdims = 0>(m)"),
         "m = ReduceMean<keepdims = 0>(h)\nr = ReduceSumSquare<keepdims = 0>(w)\n" +
@@ -83,8 +94,11 @@ TEST(ScalarLossTest, WhatIsNeitherSaysThatItDependsOnTheCut) {
                     "loss = ReduceSum<keepdims = 0>(m)"),
         std::string("m = ReduceMax<axes = [0], keepdims = 0>(h)\n"
                     "loss = ReduceMean<keepdims = 0>(m)"),
-        std::string("a = ReduceMean<keepdims = 1>(h)\nb = ReduceMean<keepdims = 1>(x)\n"
+        std::string("a = ReduceMean<keepdims = 1>(h)\nb = ReduceSum<keepdims = 1>(x)\n"
                     "c = Concat<axis = 0>(a, b)\nloss = ReduceSum<keepdims = 0>(c)"),
+        std::string("m = ReduceMean<keepdims = 0>(h)\nloss = Exp(m)"),
+        kCount + "a = Div(h, n)\nloss = ReduceMean<keepdims = 0>(a)",
+        kCount + "r = Log(n)\na = Mul(h, r)\nloss = ReduceSum<keepdims = 0>(a)",
         std::string("loss = ReduceL2<keepdims = 0>(h)"),
         kSumOfAll + "loss = Mul(s, s)",
         kSumOfAll + "m = ReduceMean<keepdims = 0>(h)\nloss = Add(s, m)",
@@ -131,6 +145,44 @@ TEST(LabelPlaceTest, LabelsLieAsTheOutputDoes) {
   LossSpec drawn;
   drawn.kind = "softmax_cross_entropy";
   EXPECT_EQ(resolve_loss(graph, drawn, nullptr).labels_shape, (Shape{5, 6}));
+}
+
+TEST(LabelPlaceTest, OneSampleAndMergedSamplesAreFollowedToo) {
+  const OnnxModel model = model_of("(float[N, 5, 4] x) => (float[R, 3] y)",
+                                   "float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}",
+                                   "h = MatMul(x, w)\nt = Transpose<perm = [1, 0, 2]>(h)\n"
+                                   "rows = Constant<value = int64[2] {-1, 3}>()\n"
+                                   "y = Reshape(t, rows)");
+  const TensorType classes{DType::kInt64, {1, 5}};
+  const LossSpec loss = resolve_loss(model.bind(at_batch(1)), {}, &classes, [&](int64_t batch) {
+    return std::optional<Graph>(model.bind(at_batch(batch)));
+  });
+  EXPECT_EQ(loss.labels_shape, (Shape{5, 1}));
+  EXPECT_EQ(loss.labels_batch_axis, 1);
+}
+
+// Samples that cannot be followed: the sizes say that they are merged, and not in which order.
+TEST(LabelPlaceTest, AnOpenOrderIsRefusedUnlessAllLiesBatchFirst) {
+  for (const bool time_first : {false, true}) {
+    Graph graph, more;
+    for (auto [to, batch] : {std::pair(&graph, int64_t{6}), std::pair(&more, int64_t{7})}) {
+      GraphBuilder builder(*to);
+      const Shape shape = time_first ? Shape{5, batch} : Shape{batch, 5};
+      const ValueId x = to->add_input("x", {DType::kFloat32, shape}, time_first ? 1 : 0);
+      const ValueId y = builder.fill(0, {DType::kFloat32, {5 * batch, 3}});
+      to->rename_value(y, "y");
+      to->outputs() = {y, builder.cast(x, DType::kFloat64)};
+    }
+    const TensorType classes{DType::kInt64, {6, 5}};
+    const auto resolve = [&] {
+      return resolve_loss(graph, {}, &classes, [&](int64_t) { return std::optional<Graph>(more); });
+    };
+    if (time_first) {
+      EXPECT_THROW(resolve(), Error);
+    } else {
+      EXPECT_EQ(resolve().labels_shape, (Shape{6, 5}));
+    }
+  }
 }
 
 }  // namespace
