@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "graph/label_place.h"
 #include "graph/printer.h"
 #include "runtime/synthetic_dataset.h"
 #include "runtime/text_alphabet.h"
@@ -90,10 +91,35 @@ int require_array(const Dataset& dataset, const std::string& name, const std::st
   return *array;
 }
 
+const std::set<std::string> kLabelNames = {"labels", "label", "y", "target", "targets"};
+
 // Unless an input is named like the array.
 bool may_be_labels(const Options& options, const DataArray& array) {
-  static const std::set<std::string> kNames = {"labels", "label", "y", "target", "targets"};
-  return array.is_labels || array.name == options.labels || kNames.count(array.name) != 0;
+  return array.is_labels || array.name == options.labels || kLabelNames.count(array.name) != 0;
+}
+
+// Names of the arrays that are read if they are there. Others may be, one that is left for the one
+// input that is left.
+std::set<std::string> arrays_in_use(const Options& options, const OnnxModel& model) {
+  const auto mapping = input_arrays(options);
+  std::set<std::string> names;
+  for (const auto& [input, array] : mapping) {
+    names.insert(array);
+  }
+  for (const ModelInput& input : model.inputs()) {
+    if (mapping.count(input.name) == 0) {
+      names.insert(input.name);
+    }
+  }
+  if (options.labels.empty()) {
+    names.insert(kLabelNames.begin(), kLabelNames.end());
+  } else if (mapping.count(options.labels) == 0) {
+    names.insert(options.labels);
+  }
+  if (options.max_tokens > 0) {
+    names.insert({"lengths", "length", "attention_mask", "mask"});
+  }
+  return names;
 }
 
 std::optional<int> find_labels(const Options& options, const Graph& forward, const Dataset& data) {
@@ -120,14 +146,21 @@ std::optional<int> find_labels(const Options& options, const Graph& forward, con
   return std::nullopt;
 }
 
-// The number of classes that labels of `labels_shape` tell apart in `output`.
-int64_t num_classes(const Shape& output, const Shape& labels_shape) {
-  if (output.size() < 2) {
-    return 2;
+// The number of classes that the labels tell apart in `output`.
+int64_t num_classes(const Shape& output, const LossSpec& loss) {
+  const int axis = class_axis(output, loss);
+  return axis < 0 ? 2 : output[static_cast<size_t>(axis)];
+}
+
+// One sample of the labels as the loss wants them.
+Shape sample_of_labels(const Shape& output, const LossSpec& loss) {
+  ItemsShape items{output, loss.place};
+  const bool classes = loss.kind == "softmax_cross_entropy" || loss.kind == "nll";
+  if (const int axis = class_axis(output, loss); classes && axis >= 0) {
+    items = without_classes(output, loss.place, axis);
   }
-  Shape without = output;
-  without.erase(without.begin() + 1);
-  return without == labels_shape ? output[1] : output.back();
+  const size_t batch_axis = static_cast<size_t>(loss.labels_batch_axis);
+  return sample_of(split_samples(items.shape, items.place, loss.labels_shape.at(batch_axis)));
 }
 
 // An integer input that a loss inside the model reads as labels, and its number of classes.
@@ -152,9 +185,12 @@ Shape without_batch(const Shape& shape, int batch_axis) {
   return sample;
 }
 
-DataChoice choose_synthetic(const Options& options, const Graph& forward, const LossSpec& wanted) {
+DataChoice choose_synthetic(const Options& options,
+                            const Graph& forward,
+                            const LossSpec& wanted,
+                            const GraphAtBatch& at_batch) {
   DataChoice choice;
-  choice.loss = resolve_loss(forward, wanted, nullptr);
+  choice.loss = resolve_loss(forward, wanted, nullptr, at_batch);
   std::optional<SyntheticLabels> labels;
   std::string labels_input = choice.loss.labels;
   if (choice.loss.kind == "output" || choice.loss.next_token) {
@@ -168,7 +204,7 @@ DataChoice choose_synthetic(const Options& options, const Graph& forward, const 
     const Shape& output = forward.value(*forward.find_value(choice.loss.output)).type.shape;
     labels = SyntheticLabels{
         without_batch(choice.loss.labels_shape, choice.loss.labels_batch_axis),
-        is_integer(choice.loss.labels_dtype) ? num_classes(output, choice.loss.labels_shape) : 0};
+        is_integer(choice.loss.labels_dtype) ? num_classes(output, choice.loss) : 0};
   }
   std::vector<SyntheticInput> inputs;
   for (const ValueId id : forward.values_of_kind(ValueKind::kInput)) {
@@ -221,7 +257,7 @@ void check_labels(const Graph& forward,
                                    " holds ",
                                    type_string({array.dtype, array.sample_shape}),
                                    " per sample");
-  const bool has_classes = output.size() > 1 && num_classes(output, loss.labels_shape) > 1;
+  const bool has_classes = output.size() > 1 && num_classes(output, loss) > 1;
   TRAINRT_REQUIRE(!classes || chosen_by_user || has_classes,
                   kInvalidArgument,
                   found,
@@ -242,6 +278,19 @@ void check_labels(const Graph& forward,
                   shape_string(output),
                   is_integer(array.dtype) ? "; class labels want --loss softmax_cross_entropy" : "",
                   "; --labels names another array");
+  const Shape wanted = sample_of_labels(output, loss);
+  TRAINRT_REQUIRE(!is_permuted(array.sample_shape, wanted),
+                  kInvalidArgument,
+                  found,
+                  ", but loss ",
+                  loss.kind,
+                  " on output '",
+                  loss.output,
+                  "' ",
+                  shape_string(output),
+                  " wants ",
+                  shape_string(wanted),
+                  ", the same dims in another order; transpose the array");
 }
 
 std::string list_inputs(const Graph& graph, const std::vector<ValueId>& inputs) {
@@ -289,6 +338,7 @@ std::map<std::string, SampleShape> samples_of_inputs(const OnnxModel& model,
 }
 
 std::shared_ptr<const Dataset> open_arrays(const Options& options,
+                                           const OnnxModel& model,
                                            bool evaluate,
                                            const std::map<std::string, int>& array_axes,
                                            const std::map<std::string, InputLayout>& inputs) {
@@ -317,13 +367,21 @@ std::shared_ptr<const Dataset> open_arrays(const Options& options,
       spec,
       "' is a file of unknown kind; wanted F.npz, a folder of IDX files, tokens:F.bin or "
       "text:F.txt");
-  return open_npz(spec, array_axes, inputs);
+  // By the names of the arrays that --input maps to them.
+  const auto mapping = input_arrays(options);
+  std::map<std::string, InputLayout> layouts;
+  for (const auto& [input, layout] : inputs) {
+    const auto mapped = mapping.find(input);
+    layouts[mapped == mapping.end() ? input : mapped->second] = layout;
+  }
+  return open_npz(spec, array_axes, layouts, arrays_in_use(options, model));
 }
 
 DataChoice choose_data(const Options& options,
                        const Graph& forward,
                        std::shared_ptr<const Dataset> arrays,
-                       const std::string& alphabet) {
+                       const std::string& alphabet,
+                       const GraphAtBatch& at_batch) {
   LossSpec wanted;
   wanted.kind = options.loss;
   wanted.output = options.output;
@@ -332,14 +390,14 @@ DataChoice choose_data(const Options& options,
     wanted.labels = options.labels;
   }
   if (options.data == "synthetic") {
-    return choose_synthetic(options, forward, wanted);
+    return choose_synthetic(options, forward, wanted, at_batch);
   }
   DataChoice choice;
   choice.dataset =
       arrays != nullptr ? std::move(arrays) : open_text(options.data, forward, alphabet);
   choice.label_array = find_labels(options, forward, *choice.dataset);
   if (!choice.label_array) {
-    choice.loss = resolve_loss(forward, wanted, nullptr);
+    choice.loss = resolve_loss(forward, wanted, nullptr, at_batch);
     TRAINRT_REQUIRE(choice.loss.kind == "output" || choice.loss.next_token ||
                         forward.find_value(choice.loss.labels).has_value(),
                     kInvalidArgument,
@@ -367,7 +425,7 @@ DataChoice choose_data(const Options& options,
     }
   }
   labels.shape.insert(labels.shape.begin(), batch);
-  choice.loss = resolve_loss(forward, wanted, &labels);
+  choice.loss = resolve_loss(forward, wanted, &labels, at_batch);
   check_labels(forward, choice, array, options.loss != "auto");
   return choice;
 }
@@ -422,6 +480,19 @@ std::vector<InputBinding> bind_inputs(const Options& options,
     bindings.push_back(bind_input(training.value(open[0]), data, left[0]));
     open.clear();
   }
+  if (choice.loss.kind == "output" && !options.labels.empty() && choice.label_array &&
+      used.count(*choice.label_array) == 0) {
+    const std::string& array = data.arrays()[static_cast<size_t>(*choice.label_array)].name;
+    TRAINRT_FAIL(kInvalidArgument,
+                 "--labels ",
+                 options.labels,
+                 " has no effect: the loss is the model's own output '",
+                 choice.loss.output,
+                 "', which reads nothing but the model's inputs; use --input NAME=",
+                 array,
+                 " for the input that holds the labels, or --loss with --output for a loss of "
+                 "another output");
+  }
   TRAINRT_REQUIRE(open.empty(),
                   kInvalidArgument,
                   "no data for input ",
@@ -444,8 +515,9 @@ void find_ranges(const Graph& forward,
     const std::optional<ValueId> output = forward.find_value(choice.loss.output);
     if (classes && !choice.loss.next_token && binding.input == choice.loss.labels && output) {
       const Shape& scores = forward.value(*output).type.shape;
-      binding.range =
-          ValueRange{0, num_classes(scores, choice.loss.labels_shape), choice.loss.ignore_index};
+      binding.range = ValueRange{0, num_classes(scores, choice.loss), choice.loss.ignore_index};
+    } else if (choice.loss.kind == "bce_with_logits" && binding.input == choice.loss.labels) {
+      binding.probabilities = true;
     } else if (inner && inner->first == binding.input) {
       binding.range = ValueRange{0, inner->second, choice.loss.ignore_index};
     } else if (const int64_t rows = input ? index_sizes_of(forward, *input).largest : 0; rows > 0) {

@@ -26,16 +26,19 @@ struct DataChoice {
 // text, which is cut by the model's length, and synthetic data. `evaluate` chooses the test files
 // of an IDX folder; `array_axes`: the batch axis of data arrays; `inputs`: see open_npz().
 std::shared_ptr<const Dataset> open_arrays(const Options& options,
+                                           const OnnxModel& model,
                                            bool evaluate,
                                            const std::map<std::string, int>& array_axes,
                                            const std::map<std::string, InputLayout>& inputs);
 
 // Opens the data, unless they are open, and resolves the loss. `forward` is bound to any number of
-// samples > 0; `alphabet`: the model's (TextAlphabet), empty when it has none.
+// samples > 0; `alphabet`: the model's (TextAlphabet), empty when it has none; `at_batch`: see
+// resolve_loss().
 DataChoice choose_data(const Options& options,
                        const Graph& forward,
                        std::shared_ptr<const Dataset> arrays,
-                       const std::string& alphabet);
+                       const std::string& alphabet,
+                       const GraphAtBatch& at_batch);
 
 // What the arrays hold for each input, as far as it is sure before the model has sizes: arrays
 // named by --input or like the input, or the only one left for the only input left.

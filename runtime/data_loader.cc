@@ -125,6 +125,9 @@ class SampleReader {
     dataset_.read(binding.array, sample, raw_.data());
     require_room(binding, array, sample);
     convert_elements(array.dtype, raw_.data(), binding.dtype, whole_.data(), elements);
+    if (binding.probabilities) {
+      require_probabilities(binding, array, sample);
+    }
     if (binding.token_axis < 0) {
       return whole_.data();
     }
@@ -154,6 +157,31 @@ class SampleReader {
                     " of input '",
                     binding.input,
                     "' cannot be");
+  }
+
+  // No other target has a loss that is never negative, and -100 ignores class labels only.
+  void require_probabilities(const InputBinding& binding,
+                             const DataArray& array,
+                             int64_t sample) const {
+    Tensor values(binding.dtype, binding.sample_shape);
+    std::memcpy(values.raw(), whole_.data(), whole_.size());
+    const std::vector<double> targets = values.to_double();
+    const auto at = std::find_if(
+        targets.begin(), targets.end(), [](double target) { return target < 0 || target > 1; });
+    TRAINRT_REQUIRE(at == targets.end(),
+                    kInvalidArgument,
+                    "sample ",
+                    sample,
+                    " of array '",
+                    array.name,
+                    "' of ",
+                    dataset_.description(),
+                    " holds ",
+                    at == targets.end() ? 0.0 : *at,
+                    ", as element ",
+                    at - targets.begin(),
+                    "; loss bce_with_logits wants targets from 0 to 1 (labels that are to be "
+                    "ignored have only losses over classes)");
   }
 
   // Dims of the sample around its token axis, the inner ones in bytes.
@@ -227,7 +255,21 @@ InputBinding bind_input(const Value& input, const Dataset& dataset, int array) {
                   found);
   TRAINRT_REQUIRE(
       is_floating(binding.dtype) || !is_floating(source.dtype), kInvalidArgument, found);
+  TRAINRT_REQUIRE(!is_permuted(source.sample_shape, binding.sample_shape),
+                  kInvalidArgument,
+                  found,
+                  ", the same dims in another order; transpose the array, since a reshape would "
+                  "scramble it");
   return binding;
+}
+
+bool is_permuted(const Shape& a, const Shape& b) {
+  const auto without_ones = [](Shape shape) {
+    shape.erase(std::remove(shape.begin(), shape.end(), 1), shape.end());
+    return shape;
+  };
+  const Shape from = without_ones(a), to = without_ones(b);
+  return from != to && std::is_permutation(from.begin(), from.end(), to.begin(), to.end());
 }
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset,

@@ -38,11 +38,16 @@ struct InputBinding {
   // Labels, which count nothing past the sample's own tokens: they take this value there.
   std::optional<int64_t> past_end = std::nullopt;
   std::optional<ValueRange> range = std::nullopt;  // of classes and indices, where it is known
+  bool probabilities = false;  // targets of bce_with_logits: numbers from 0 to 1
 };
 
 // Pairs an input with the array that fills it. Throws kInvalidArgument, naming both with their
 // types, when dtype or number of elements do not fit.
 InputBinding bind_input(const Value& input, const Dataset& dataset, int array);
+
+// Whether one shape has the dims of the other in another order, those of 1 aside: what is read as
+// if it had the other's would be scrambled.
+bool is_permuted(const Shape& a, const Shape& b);
 
 // One step's data.
 struct StepData {

@@ -103,7 +103,8 @@ class MemoryDataset : public Dataset {
                       axis - shape.begin());
       }
     }
-    return "";
+    return "; arrays that are not to be read may have any length where --input NAME=ARRAY and "
+           "--labels ARRAY name those that are";
   }
 
   std::string description_;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,9 +58,12 @@ struct InputLayout {
 
 // `batch_axes`: array name -> axis, 0 for arrays not named. `inputs`: by name; an array of an
 // input's name lies as the input does, unless its sizes fit with samples along axis 0 only.
+// `in_use`: names of arrays that are read: where there are such, arrays of another number of
+// samples are left out.
 std::unique_ptr<Dataset> open_npz(const std::string& path,
                                   const std::map<std::string, int>& batch_axes,
-                                  const std::map<std::string, InputLayout>& inputs = {});
+                                  const std::map<std::string, InputLayout>& inputs = {},
+                                  const std::set<std::string>& in_use = {});
 
 // A folder with `<prefix>-images-idx*-ubyte` and `<prefix>-labels-idx*-ubyte`, plain or .gz;
 // `prefix` is "train" or "t10k".

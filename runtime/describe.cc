@@ -149,6 +149,9 @@ void describe(const Run& run) {
            run.ranks.size() > 1 ? " on rank 0" : "",
            ", loss ",
            run.job.from_training_info ? "of the model" : run.job.spec.loss.kind,
+           !run.job.from_training_info && run.job.spec.loss.kind == "output"
+               ? ":" + run.job.spec.loss.output
+               : "",
            ", ",
            run.job.precision);
   log_info("data ",

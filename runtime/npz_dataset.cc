@@ -283,17 +283,73 @@ bool fits(const Shape& shape, int axis, const InputLayout& input, std::optional<
                     [](int64_t have, int64_t want) { return want < 0 || have == want; });
 }
 
+std::optional<size_t> first_in_use(const std::vector<DataArray>& arrays,
+                                   const std::set<std::string>& in_use) {
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (in_use.count(arrays[i].name) != 0) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+// Keras' test arrays beside its training arrays, weights of classes: what is not read may have
+// another number of samples.
+void leave_out_others(const std::string& path,
+                      const std::set<std::string>& in_use,
+                      std::vector<DataArray>& arrays,
+                      std::vector<Tensor>& tensors,
+                      std::vector<int>& axes) {
+  const std::optional<size_t> first = first_in_use(arrays, in_use);
+  const auto samples_of = [&](size_t i) {
+    const size_t axis = static_cast<size_t>(axes[i]);
+    return axis < tensors[i].shape().size() ? tensors[i].shape()[axis] : int64_t{-1};
+  };
+  if (!first || samples_of(*first) < 0) {
+    return;
+  }
+  const int64_t wanted = samples_of(*first);
+  const std::string name = arrays[*first].name;
+  bool agree = true;  // or else only those that do not are left, to be told of
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    agree = agree && (in_use.count(arrays[i].name) == 0 || samples_of(i) == wanted);
+  }
+  std::string names;
+  for (size_t i = arrays.size(); i-- > 0;) {
+    if ((samples_of(i) != wanted || !agree) && in_use.count(arrays[i].name) == 0) {
+      names = concat("'", arrays[i].name, names.empty() ? "'" : "', ", names);
+      const auto at = static_cast<std::ptrdiff_t>(i);
+      arrays.erase(arrays.begin() + at);
+      tensors.erase(tensors.begin() + at);
+      axes.erase(axes.begin() + at);
+    }
+  }
+  if (agree && !names.empty()) {
+    log_warning("'",
+                path,
+                "': left out, with another number of samples than the ",
+                wanted,
+                " of array '",
+                name,
+                "': ",
+                names);
+  }
+}
+
 std::vector<int> sample_axes(const std::vector<DataArray>& arrays,
                              const std::vector<Tensor>& tensors,
                              const std::map<std::string, int>& batch_axes,
-                             const std::map<std::string, InputLayout>& inputs) {
+                             const std::map<std::string, InputLayout>& inputs,
+                             const std::set<std::string>& in_use) {
   std::vector<int> axes;
   std::optional<int64_t> samples;  // of an array whose axis is beyond doubt
+  const bool any_in_use = first_in_use(arrays, in_use).has_value();
   for (size_t i = 0; i < arrays.size(); ++i) {
     const auto named = batch_axes.find(arrays[i].name);
     axes.push_back(named == batch_axes.end() ? 0 : named->second);
     const size_t axis = static_cast<size_t>(axes.back());
-    if (inputs.count(arrays[i].name) == 0 && axis < tensors[i].shape().size()) {
+    const bool tells = !any_in_use || in_use.count(arrays[i].name) != 0;
+    if (tells && inputs.count(arrays[i].name) == 0 && axis < tensors[i].shape().size()) {
       samples = tensors[i].shape()[axis];
     }
   }
@@ -312,7 +368,8 @@ std::vector<int> sample_axes(const std::vector<DataArray>& arrays,
 
 std::unique_ptr<Dataset> open_npz(const std::string& path,
                                   const std::map<std::string, int>& batch_axes,
-                                  const std::map<std::string, InputLayout>& inputs) {
+                                  const std::map<std::string, InputLayout>& inputs,
+                                  const std::set<std::string>& in_use) {
   const std::vector<std::byte> bytes = read_file(path);
   const ByteReader reader(bytes, path);
   std::vector<DataArray> arrays;
@@ -349,7 +406,8 @@ std::unique_ptr<Dataset> open_npz(const std::string& path,
   for (const std::string& reason : left_out) {
     log_warning(reason, "; it is left out");
   }
-  std::vector<int> axes = sample_axes(arrays, tensors, batch_axes, inputs);
+  std::vector<int> axes = sample_axes(arrays, tensors, batch_axes, inputs, in_use);
+  leave_out_others(path, in_use, arrays, tensors, axes);
   return make_memory_dataset(path, std::move(arrays), std::move(tensors), std::move(axes));
 }
 

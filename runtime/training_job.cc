@@ -297,7 +297,7 @@ std::optional<Graph> bind_to_batch(const TrainingJob& job, int64_t batch) {
   BindOptions bound = job.bind;
   bound.batch = batch;
   try {
-    return job.model->bind(bound);
+    return apply_precision(job.model->bind(bound), graph_precision(job.precision));
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -409,8 +409,8 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
     check_eval_length(options);
   }
   check_bound_dims(*job.model, job.bind);
-  std::shared_ptr<const Dataset> arrays =
-      open_arrays(options, evaluate, array_axes, inputs_not_batch_first(*job.model, job.bind));
+  std::shared_ptr<const Dataset> arrays = open_arrays(
+      options, *job.model, evaluate, array_axes, inputs_not_batch_first(*job.model, job.bind));
   if (arrays != nullptr) {
     job.bind.dims.merge(
         dims_of_samples(*job.model, job.bind, samples_of_inputs(*job.model, options, *arrays)));
@@ -439,7 +439,9 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   if (const std::string name = loss_of_one_element(job, forward, options); !name.empty()) {
     told.loss = kOutputLoss + name;
   }
-  DataChoice choice = choose_data(told, forward, std::move(arrays), alphabet);
+  DataChoice choice = choose_data(told, forward, std::move(arrays), alphabet, [&](int64_t batch) {
+    return bind_to_batch(job, batch);
+  });
   if (evaluate && alphabet.empty() && !choice.dataset->alphabet().empty()) {
     log_warning("the model has no alphabet ('",
                 kAlphabetKey,
