@@ -109,6 +109,7 @@ std::unique_ptr<OnnxModel::Impl> build(std::istream& in,
                 ": nodes do not stand in topological order; they are sorted");
   }
   validate_model(*proto);
+  name_nodes_apart(*proto);
   auto model = std::make_unique<OnnxModel::Impl>();
   model->path = path;
   if (proto->training_info_size() == 0) {  // else the bindings say what is one

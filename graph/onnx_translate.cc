@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "graph/onnx_tensor.h"
+#include "graph/onnx_validate.h"
 #include "graph/op_def.h"
 #include "graph/passes/constant_folding.h"
 
@@ -159,11 +160,7 @@ int OnnxTranslator::opset(const std::string& domain) const {
 }
 
 std::string OnnxTranslator::node_name(const onnx::NodeProto& node) const {
-  const std::string own =
-      !node.name().empty()
-          ? node.name()
-          : concat(node.op_type(), ":", node.output_size() > 0 ? node.output(0) : std::string());
-  return scope_->prefix + own;
+  return scope_->prefix + trainrt::node_name(node);
 }
 
 void OnnxTranslator::set_output(const onnx::NodeProto& node, int i, ValueId value) {

@@ -22,6 +22,8 @@ constexpr int kOldestIr = 3;
 constexpr int kNewestIr = 14;
 constexpr int kNewestOpset = 28;
 constexpr const char* kUnknownDomain = "trainrt.unknown";
+constexpr const char* kReservedPrefix = "trainrt.";
+constexpr const char* kReservedKey = "__metadata__";  // of safetensors
 
 // Names visible at one place: those of this graph and, through `outer`, of the enclosing ones.
 struct Names {
@@ -37,6 +39,21 @@ std::string describe(const onnx::NodeProto& node) {
   const std::string output = node.output_size() > 0 ? node.output(0) : "";
   return node.name().empty() ? concat("the ", node.op_type(), " node that produces '", output, "'")
                              : concat("node '", node.name(), "' (", node.op_type(), ")");
+}
+
+// Tensors keep their names in the training graph, beside our own, and in checkpoints, beside the
+// one key that their format reserves.
+void check_not_reserved(const std::string& name, const std::string& where) {
+  TRAINRT_REQUIRE(name.rfind(kReservedPrefix, 0) != 0 && name != kReservedKey,
+                  kUnsupported,
+                  where,
+                  ": tensor '",
+                  name,
+                  "' has a reserved name (those that begin with '",
+                  kReservedPrefix,
+                  "' belong to the training step, '",
+                  kReservedKey,
+                  "' to the checkpoint format); rename it");
 }
 
 void check_graph(const onnx::GraphProto& graph, const std::string& where, const Names* outer);
@@ -75,6 +92,7 @@ void check_node(const onnx::NodeProto& node, const std::string& where, Names& na
                     "' is defined twice, the second time by ",
                     describe(node),
                     "; a name may be assigned once");
+    check_not_reserved(output, where);
   }
 }
 
@@ -88,6 +106,7 @@ void define_initializers(const onnx::GraphProto& graph, const std::string& where
                     ": two initializers are named '",
                     name,
                     "'");
+    check_not_reserved(name, where);
     names.defined.insert(name);  // may also be an input: a default value
   };
   for (const onnx::TensorProto& tensor : graph.initializer()) {
@@ -102,6 +121,7 @@ void define_initializers(const onnx::GraphProto& graph, const std::string& where
 void define_inputs(const onnx::GraphProto& graph, const std::string& where, Names& names) {
   for (const onnx::ValueInfoProto& input : graph.input()) {
     TRAINRT_REQUIRE(!input.name().empty(), kInvalidModel, where, ": an input has no name");
+    check_not_reserved(input.name(), where);
     TRAINRT_REQUIRE(names.defined.insert(input.name()).second,
                     kInvalidModel,
                     where,
