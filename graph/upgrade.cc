@@ -94,13 +94,21 @@ void UpgradeContext::pass_through() {
 }
 
 void UpgradeContext::bind_state(int state_input, ValueId new_value, const std::string& why) {
-  Value& state = graph_.value(input(state_input));
+  const ValueId id = input(state_input);
+  // Behind another node that binds it, or reading what that node has left.
+  for (StateUpdate& update : graph_.updates()) {
+    if (update.target == id || update.new_value == id) {
+      update.new_value = new_value;
+      return;
+    }
+  }
+  Value& state = graph_.value(id);
   if (state.producer != kNoNode || state.constant.defined()) {
     return;  // statistics that are computed or made up in the graph are remembered by nobody
   }
   state.kind = ValueKind::kState;
   state.why = why;
-  graph_.updates().push_back({input(state_input), new_value});
+  graph_.updates().push_back({id, new_value});
 }
 
 void UpgradeContext::fail(const std::string& message) const {

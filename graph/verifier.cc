@@ -87,6 +87,15 @@ void verify(const Graph& graph, const std::string& where) {
     }
     verify_types(graph, node, where);
   }
+  std::vector<bool> updated(static_cast<size_t>(graph.num_values()), false);
+  for (const StateUpdate& update : graph.updates()) {
+    TRAINRT_CHECK(!updated.at(static_cast<size_t>(update.target)),
+                  where,
+                  ": '",
+                  graph.value(update.target).name,
+                  "' is updated twice");
+    updated[static_cast<size_t>(update.target)] = true;
+  }
 }
 
 }  // namespace trainrt

@@ -371,6 +371,17 @@ OpDef running_average_op() {
   return op;
 }
 
+// What a state holds after the nodes before this one: a module that is used twice takes in its
+// first use before the second.
+ValueId latest_contents(const UpgradeContext& u, int i) {
+  for (const StateUpdate& update : u.graph().updates()) {
+    if (update.target == u.input(i)) {
+      return update.new_value;
+    }
+  }
+  return u.input(i);
+}
+
 void upgrade(UpgradeContext& u) {
   Attributes& given = u.attributes();
   if (given.get_int("spatial", 1) == 0) {
@@ -406,7 +417,7 @@ void upgrade(UpgradeContext& u) {
              u.node_name() + "/statistics");
   for (int i = 0; i < 2; ++i) {
     const ValueId running = u.op("RunningAverage",
-                                 {u.input(3 + i), batch[static_cast<size_t>(i)]},
+                                 {latest_contents(u, 3 + i), batch[static_cast<size_t>(i)]},
                                  {{"momentum", momentum}},
                                  u.node_name() + (i == 0 ? "/mean" : "/var"));
     u.set_output(1 + i, running);

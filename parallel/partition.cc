@@ -323,6 +323,9 @@ Partitioner::Lowered Partitioner::lower(const VariantKey& key, int tensor_rank, 
     graph = plan_.sync_batch_norm
                 ? sync_batch_norm(std::move(graph), key.shape.num_samples, key.synced)
                 : fold_running_averages(std::move(graph), cuts_, data_rank);
+  } else if (plan_.pipeline_parallel > 1 && !cuts_.empty() &&
+             shares_running_averages(graph.graph)) {
+    graph = fold_running_averages(std::move(graph), cuts_, data_rank);
   }
   if (plan_.exact_reduction) {
     graph = exact_reduction(std::move(graph), cuts_, num_shards(plan_), data_rank);

@@ -1,4 +1,4 @@
-// BatchNorm over several data ranks. Both passes take one data rank's graph.
+// BatchNorm over several ranks. Both passes take one data rank's graph.
 #pragma once
 
 #include "graph/training_graph.h"
@@ -13,6 +13,11 @@ namespace trainrt {
 TrainingGraph fold_running_averages(TrainingGraph lowered,
                                     const std::vector<std::vector<MicroBatchCut>>& ranks,
                                     int data_rank);
+
+// Whether a BatchNormalization is used more than once (in siamese nets): its running averages take
+// in one use after the other. Uses in several stages of a pipeline are folded as those of several
+// data ranks are: the first stage does not wait for the last to end a micro-batch.
+bool shares_running_averages(const Graph& graph);
 
 // Synchronised statistics: micro-batch i of all data ranks is normalized as one batch of
 // `num_samples` samples, of which this rank has `own_samples`. The sums behind mean and variance

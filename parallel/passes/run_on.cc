@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "parallel/passes/batch_norm_ranks.h"
+
 namespace trainrt {
 
 namespace {
@@ -20,6 +22,27 @@ std::string reason_to_drain(const Plan& plan, const Graph& graph) {
     }
     if (plan.data_parallel > 1 && node.op_type == "RunningAverage") {
       return "the running averages of BatchNorm are gathered from all data ranks";
+    }
+  }
+  if (shares_running_averages(graph)) {
+    return "the running averages of a BatchNorm that is used twice are folded after the last stage";
+  }
+  // Unlike weights, of which a version is put aside, such a state has one.
+  const std::vector<std::vector<NodeId>> consumers = graph.consumers();
+  for (const StateUpdate& update : graph.updates()) {
+    const NodeId from = graph.value(update.new_value).producer;
+    if (graph.value(update.target).kind != ValueKind::kState || from == kNoNode ||
+        graph.node(from).region != Region::kUpdate) {
+      continue;
+    }
+    for (const NodeId reader : consumers[static_cast<size_t>(update.target)]) {
+      if (graph.node(reader).region != Region::kUpdate) {
+        return concat("node '",
+                      graph.node(reader).name,
+                      "' reads '",
+                      graph.value(update.target).name,
+                      "' as the update of the step before has left it");
+      }
     }
   }
   return "";
