@@ -20,6 +20,7 @@
 #include "graph/onnx_tensor.h"
 #include "graph/onnx_translate.h"
 #include "graph/training_parts.h"
+#include "graph/whole_batch.h"
 
 namespace trainrt {
 
@@ -246,9 +247,22 @@ class TrainingInfoBuilder {
       }
     }
     for (const auto& [target, result] : bindings_) {
-      updates.push_back({translator_.find(target).value(), translator_.find(result).value()});
+      updates.push_back({translator_.find(target).value(), made_by_update(result)});
     }
     graph_.updates() = std::move(updates);
+  }
+
+  // The value bound by the name `result`. What no node of the update makes (another state's old
+  // contents, a gradient) is copied by one: nodes have a place in a pipeline and a time in a step.
+  ValueId made_by_update(const std::string& result) {
+    const ValueId id = translator_.find(result).value();
+    const bool is_gradient = std::count(gradients_.begin(), gradients_.end(), id) != 0;
+    if (graph_.value(id).producer != kNoNode && !is_gradient) {
+      return id;
+    }
+    GraphBuilder builder(graph_);
+    builder.set_region(Region::kUpdate);
+    return builder.op("Reshape", {id}, {{"shape", graph_.value(id).type.shape}}, result + "/copy");
   }
 
   bool is_data(const std::string& name) const {
@@ -257,44 +271,49 @@ class TrainingInfoBuilder {
     });
   }
 
-  // Nodes that the loss or a gradient needs, or that read data, run per micro-batch; all that
-  // follows the gradients or depends on state alone runs once per step.
+  // Nodes that the loss or a gradient needs, or that read data, run per micro-batch, and so does
+  // what these need; all that follows the gradients or depends on state alone runs once per step.
   void assign_regions() {
+    const std::vector<bool> reads_data = nodes_that_read_data();
     std::set<NodeId> per_micro_batch;
     for (NodeId id = graph_.num_nodes(); id-- > 0;) {
-      const Node& node = graph_.node(id);
+      Node& node = graph_.node(id);
       const bool root = node.region == Region::kBackward || node.region == Region::kCount ||
-                        id == graph_.value(loss_.loss_sum).producer;
-      if (root || per_micro_batch.count(id) != 0) {
-        for (const ValueId input : node.inputs) {
-          if (input != kNoValue && graph_.value(input).producer != kNoNode) {
-            per_micro_batch.insert(graph_.value(input).producer);
-          }
+                        id == graph_.value(loss_.loss_sum).producer ||
+                        (node.region == Region::kForward && reads_data[static_cast<size_t>(id)]);
+      if (!root && per_micro_batch.count(id) == 0) {
+        node.region = Region::kUpdate;
+        continue;
+      }
+      for (const ValueId input : node.inputs) {
+        if (input != kNoValue && graph_.value(input).producer != kNoNode) {
+          per_micro_batch.insert(graph_.value(input).producer);
         }
       }
     }
+    check_update(std::set<ValueId>(gradients_.begin(), gradients_.end()));
+  }
+
+  // By node: whether it depends on data otherwise than through gradients.
+  std::vector<bool> nodes_that_read_data() const {
     const std::set<ValueId> gradients(gradients_.begin(), gradients_.end());
-    std::vector<bool> reads_data(static_cast<size_t>(graph_.num_values()), false);
+    std::vector<bool> from_data(static_cast<size_t>(graph_.num_values()), false);
     for (const ValueId id : graph_.values_of_kind(ValueKind::kInput)) {
-      reads_data[static_cast<size_t>(id)] = is_data(graph_.value(id).name);
+      from_data[static_cast<size_t>(id)] = is_data(graph_.value(id).name);
     }
-    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
-      Node& node = graph_.node(id);
-      const bool data = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
-        return input != kNoValue && reads_data[static_cast<size_t>(input)];
-      });
+    std::vector<bool> result;
+    for (const Node& node : graph_.nodes()) {
+      result.push_back(std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+        return input != kNoValue && from_data[static_cast<size_t>(input)];
+      }));
       for (const ValueId output : node.outputs) {
         if (output != kNoValue) {
           // Gradients of the whole step are the update's inputs, not data any more.
-          reads_data[static_cast<size_t>(output)] = data && gradients.count(output) == 0;
+          from_data[static_cast<size_t>(output)] = result.back() && gradients.count(output) == 0;
         }
       }
-      if (node.region == Region::kForward && !data && per_micro_batch.count(id) == 0 &&
-          id != graph_.value(loss_.loss_sum).producer) {
-        node.region = Region::kUpdate;
-      }
     }
-    check_update(gradients);
+    return result;
   }
 
   // State whose new value comes from data must do so through gradients, or be a forward statistic.
@@ -306,24 +325,36 @@ class TrainingInfoBuilder {
         return producer != kNoNode && graph_.node(producer).region != Region::kUpdate &&
                allowed.count(input) == 0;
       };
-      const bool mixes = std::any_of(node.inputs.begin(), node.inputs.end(), from_data) &&
-                         std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
-                           return gradients.count(input) != 0;
-                         });
-      TRAINRT_REQUIRE(node.region == Region::kBackward || !mixes,
+      const bool of_step = node.region != Region::kBackward &&
+                           std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+                             return gradients.count(input) != 0;
+                           });
+      // In the forward, when what comes of it is combined with samples further on.
+      const bool mixes =
+          of_step && (node.region == Region::kForward ||
+                      std::any_of(node.inputs.begin(), node.inputs.end(), from_data));
+      TRAINRT_REQUIRE(!mixes,
                       kUnsupported,
                       "node '",
                       node.name,
                       "' (",
                       node.op_type,
-                      ") of the training algorithm reads both a gradient of the whole step and a "
-                      "value of one micro-batch; an update may read gradients and state only");
+                      ") of the training algorithm reads a gradient of the whole step, which it or "
+                      "a node behind it combines with a value of one micro-batch; an update may "
+                      "read gradients and state only");
     }
+    // What a micro-batch reads or changes is whole on every rank that does.
+    const std::vector<std::vector<NodeId>> consumers = graph_.consumers();
     for (const StateUpdate& update : graph_.updates()) {
       Value& target = graph_.value(update.target);
       const NodeId producer = graph_.value(update.new_value).producer;
-      if (target.kind == ValueKind::kOptimizerState && producer != kNoNode &&
-          graph_.node(producer).region == Region::kForward) {
+      const std::vector<NodeId>& readers = consumers[static_cast<size_t>(update.target)];
+      const auto in_micro_batch = [&](NodeId id) {
+        return graph_.node(id).region != Region::kUpdate;
+      };
+      if (target.kind == ValueKind::kOptimizerState &&
+          (in_micro_batch(producer) ||
+           std::any_of(readers.begin(), readers.end(), in_micro_batch))) {
         target.kind = ValueKind::kState;
       }
     }
@@ -367,7 +398,12 @@ TrainingGraph build_from_training_info(const OnnxModel& model,
                   "' has ",
                   impl.num_training_infos(),
                   " training_info entries, to be run in turns; one is supported");
-  return TrainingInfoBuilder(impl, accumulate).build(options);
+  TrainingGraph training = TrainingInfoBuilder(impl, accumulate).build(options);
+  // The number of samples stands in the graph as a constant, so it shows by another.
+  BindOptions twice = options;
+  twice.batch *= 2;
+  mark_sample_counts(training.graph, TrainingInfoBuilder(impl, accumulate).build(twice).graph);
+  return training;
 }
 
 }  // namespace trainrt

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "graph/op_def.h"
+#include "graph/whole_batch.h"
 #include "parallel/made_once.h"
 #include "parallel/passes/batch_norm_ranks.h"
 #include "parallel/passes/buckets.h"
@@ -78,6 +79,23 @@ void check_plan(const Plan& plan) {
                   samples,
                   " samples, the global batch is ",
                   plan.global_batch);
+}
+
+// `cuts`: micro-batches by data rank; empty: they are chosen step by step.
+void check_whole_batch(const Graph& graph,
+                       const Plan& plan,
+                       const std::vector<std::vector<MicroBatchCut>>& cuts) {
+  if (cuts.size() == 1 && cuts[0].size() == 1) {
+    return;
+  }
+  const std::string reason = whole_batch_because(graph);
+  TRAINRT_REQUIRE(reason.empty(),
+                  kInfeasiblePlan,
+                  reason,
+                  ", so the step must run as one micro-batch on one data rank; use --dp 1 "
+                  "--micro-batch-size ",
+                  plan.global_batch,
+                  " without --max-tokens");
 }
 
 // Which values the host writes before, and reads after, each phase.
@@ -269,6 +287,8 @@ Partitioner::~Partitioner() = default;
 const TrainingGraph& Partitioner::whole(const MicroBatchShape& shape) {
   return cache_->whole.at(shape, [&] {
     TrainingGraph graph = factory_(shape, accumulates_);
+    check_whole_batch(graph.graph, plan_, cuts_);
+    drop_sample_counts(graph.graph);
     if (shape != largest_) {
       graph = rematerialize_like(std::move(graph), whole(largest_));
     }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <set>
 
 #include "graph/op_def.h"
@@ -87,8 +88,10 @@ class Cutter {
       }
     }
     place_sources(Region::kBackward, /*behind=*/true);
+    check_micro_batch_states();
     find_holders();
     place_update();
+    check_update_reads();
     return std::move(cut_);
   }
 
@@ -275,6 +278,24 @@ class Cutter {
       }
       available_[static_cast<size_t>(id)] = common.empty() ? all : common;
     }
+    // A walk shows where the states of the update are read, and whoever reads one makes its new
+    // contents himself: walked until nothing is added. A state that no other node reads is made
+    // where that is possible first.
+    state_makers_.resize(static_cast<size_t>(graph_.num_nodes()));
+    for (const StateUpdate& update : graph_.updates()) {
+      const NodeId from = producer(update.new_value);
+      if (from != kNoNode && graph_.node(from).region == Region::kUpdate &&
+          graph_.value(update.target).kind == ValueKind::kOptimizerState) {
+        state_makers_[static_cast<size_t>(from)].emplace();
+      }
+    }
+    do {
+      walk_back(reporting);
+    } while (add_state_makers());
+  }
+
+  // Where the nodes of the update run, from where their results are wanted.
+  void walk_back(const std::vector<int>& reporting) {
     std::vector<std::set<int>> wanted(static_cast<size_t>(graph_.num_nodes()));
     const auto want = [&](ValueId id, const std::vector<int>& ranks) {
       const NodeId from = producer(id);
@@ -294,16 +315,111 @@ class Cutter {
       }
       const std::vector<int>& at = available_[static_cast<size_t>(id)];
       const std::set<int>& ranks = wanted[static_cast<size_t>(id)];
+      const std::optional<std::set<int>>& makers = state_makers_[static_cast<size_t>(id)];
       std::vector<int>& runs = cut_.update_ranks[static_cast<size_t>(id)];
+      runs.clear();
       std::set_intersection(
           at.begin(), at.end(), ranks.begin(), ranks.end(), std::back_inserter(runs));
       const bool travels = runs.size() < ranks.size();
-      if (runs.empty() || (travels && runs.front() != at.front())) {
+      if ((runs.empty() && (travels || !makers)) || (travels && runs.front() != at.front())) {
         runs.insert(runs.begin(), at.front());
+      }
+      if (makers) {
+        std::set<int> all(runs.begin(), runs.end());
+        all.insert(makers->begin(), makers->end());
+        runs.assign(all.begin(), all.end());
       }
       for (const ValueId input : graph_.node(id).inputs) {
         if (input != kNoValue) {
           want(input, runs);
+        }
+      }
+    }
+  }
+
+  // The ranks that read a state of the update to those that make its new contents; whether any is
+  // new.
+  bool add_state_makers() {
+    bool grown = false;
+    std::optional<NodeId> idle;  // the first that is wanted nowhere
+    for (const StateUpdate& update : graph_.updates()) {
+      const NodeId from = producer(update.new_value);
+      if (from == kNoNode || !state_makers_[static_cast<size_t>(from)] ||
+          graph_.value(update.target).kind != ValueKind::kOptimizerState) {
+        continue;
+      }
+      std::set<int>& makers = *state_makers_[static_cast<size_t>(from)];
+      const size_t before = makers.size();
+      for (const NodeId reader : consumers_[static_cast<size_t>(update.target)]) {
+        if (graph_.node(reader).region == Region::kUpdate) {
+          const std::vector<int>& at = cut_.update_ranks[static_cast<size_t>(reader)];
+          makers.insert(at.begin(), at.end());
+        } else {
+          makers.insert(pipeline_rank(reader));
+        }
+      }
+      grown = grown || makers.size() > before;
+      if (!idle && makers.empty() && cut_.update_ranks[static_cast<size_t>(from)].empty()) {
+        idle = from;
+      }
+    }
+    if (!grown && idle) {
+      state_makers_[static_cast<size_t>(*idle)]->insert(
+          available_[static_cast<size_t>(*idle)].front());
+      return true;
+    }
+    return grown;
+  }
+
+  // What a micro-batch leaves in a state the next one finds there, so both lie in one stage.
+  void check_micro_batch_states() {
+    for (const StateUpdate& update : graph_.updates()) {
+      const NodeId from = producer(update.new_value);
+      if (from == kNoNode || graph_.node(from).region == Region::kUpdate) {
+        continue;
+      }
+      for (const NodeId reader : consumers_[static_cast<size_t>(update.target)]) {
+        TRAINRT_REQUIRE(
+            graph_.node(reader).region == Region::kUpdate || stage(reader) == stage(from),
+            kInfeasiblePlan,
+            "node '",
+            graph_.node(from).name,
+            "' changes '",
+            graph_.value(update.target).name,
+            "' in stage ",
+            stage(from),
+            " of the pipeline, and node '",
+            graph_.node(reader).name,
+            "' reads it in stage ",
+            stage(reader),
+            "; both must lie in one stage: use --pp 1, or stages that keep them "
+            "together");
+      }
+    }
+  }
+
+  // Of what is not on all ranks, a node reads the copy of its own rank.
+  void check_update_reads() {
+    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
+      for (const ValueId input : graph_.node(id).inputs) {
+        if (input == kNoValue || cut_.holders[static_cast<size_t>(input)].empty()) {
+          continue;
+        }
+        const std::vector<int>& at = cut_.holders[static_cast<size_t>(input)];
+        for (const int rank : cut_.update_ranks[static_cast<size_t>(id)]) {
+          TRAINRT_REQUIRE(std::find(at.begin(), at.end(), rank) != at.end(),
+                          kInfeasiblePlan,
+                          "node '",
+                          graph_.node(id).name,
+                          "' (",
+                          graph_.node(id).op_type,
+                          ") of the update runs on pipeline rank ",
+                          rank,
+                          " and reads '",
+                          graph_.value(input).name,
+                          "', which rank ",
+                          at.front(),
+                          " holds; use --pp 1, or have the update read a copy of it");
         }
       }
     }
@@ -315,6 +431,8 @@ class Cutter {
   std::vector<std::vector<NodeId>> consumers_;
   StageCut cut_;
   std::vector<std::vector<int>> available_;  // by node of the update
+  // By node: ranks where it makes new contents of the update's states, if it makes any.
+  std::vector<std::optional<std::set<int>>> state_makers_;
 };
 
 }  // namespace

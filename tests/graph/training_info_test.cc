@@ -1,20 +1,18 @@
 // Models that bring their own training step, and ONNX's Gradient and optimizers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <onnx/defs/parser.h>
-#include <onnx/onnx_pb.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 
 #include "graph/graph_builder.h"
+#include "graph/whole_batch.h"
+#include "tests/support/training_info_model.h"
 #include "tests/support/training_loop.h"
 
 namespace trainrt {
 namespace {
 
+using testing::Bindings;
 using ::testing::HasSubstr;
 
 constexpr const char* kForward = R"(
@@ -27,48 +25,10 @@ main (double[batch, 3] x) => (double[batch, 2] scores)
 }
 )";
 
-// GraphProto from text, through a model around it.
-onnx::GraphProto graph_from_text(const std::string& text) {
-  onnx::ModelProto model;
-  const std::string whole =
-      "<ir_version: 8, opset_import: [\"\" : 17, \"ai.onnx.preview.training\" : 1]>\n" + text;
-  const auto status = onnx::OnnxParser::Parse(model, whole.c_str());
-  EXPECT_TRUE(status.IsOK()) << status.ErrorMessage();
-  return model.graph();
-}
-
-struct Bindings {
-  std::vector<std::pair<std::string, std::string>> update;
-  std::vector<std::pair<std::string, std::string>> initialization;
-};
-
 OnnxModel with_training_info(const std::string& algorithm,
                              const Bindings& bindings,
                              const std::string& initialization = "") {
-  onnx::ModelProto model;
-  const auto status = onnx::OnnxParser::Parse(model, kForward);
-  EXPECT_TRUE(status.IsOK()) << status.ErrorMessage();
-  onnx::TrainingInfoProto* info = model.add_training_info();
-  *info->mutable_algorithm() = graph_from_text(algorithm);
-  for (const auto& [key, value] : bindings.update) {
-    onnx::StringStringEntryProto* entry = info->add_update_binding();
-    entry->set_key(key);
-    entry->set_value(value);
-  }
-  if (!initialization.empty()) {
-    *info->mutable_initialization() = graph_from_text(initialization);
-    for (const auto& [key, value] : bindings.initialization) {
-      onnx::StringStringEntryProto* entry = info->add_initialization_binding();
-      entry->set_key(key);
-      entry->set_value(value);
-    }
-  }
-  // Each test is a process, and several run at once.
-  const std::string path = concat(::testing::TempDir(), "training_info_", ::getpid(), ".onnx");
-  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
-  OnnxModel loaded = OnnxModel::load(path);
-  std::filesystem::remove(path);
-  return loaded;
+  return testing::with_training_info(kForward, algorithm, bindings, initialization);
 }
 
 // Momentum as PyTorch has it: alpha is its momentum, beta 1 leaves the gradient whole.
@@ -224,6 +184,51 @@ TEST(TrainingInfoTest, RefusesWhatItCannotRun) {
   std::string elsewhere = kMomentumStep;
   elsewhere.replace(elsewhere.find("(w, b)"), 6, "(b, b)");
   EXPECT_THAT(failure(elsewhere, kMomentumBindings), HasSubstr("another point"));
+  std::string mixed = kMomentumStep;
+  mixed.replace(
+      mixed.find("  T_new ="), 0, "  m = ReduceMax <keepdims = 0> (h)\n  n = Mul(m, v)\n");
+  mixed.replace(mixed.find("(R, T, w, b,"), 5, "(n, T");
+  mixed.replace(mixed.find("  w_new,"), 0, "  v = ReduceMax <keepdims = 0> (gw)\n");
+  EXPECT_THAT(failure(mixed, kMomentumBindings), HasSubstr("one micro-batch"));
+}
+
+// A step that also keeps the exponential average of the batch's mean of h.
+TEST(TrainingInfoTest, AStateMadeOfSamplesWantsThemInOneMicroBatch) {
+  std::string step = kMomentumStep;
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    step.replace(step.find(from), from.size(), to);
+  };
+  replace("int64 T_new)", "int64 T_new, double[2] M_new)");
+  replace("int64 one = {1},", "int64 one = {1}, double[2] M = {1, 1}, double keep = {0.5},");
+  replace("  T_new = Add(T, one)\n",
+          "  T_new = Add(T, one)\n  kept = Mul(M, keep)\n"
+          "  mean = ReduceMean <axes = [0], keepdims = 0> (h)\n  M_new = Add(kept, mean)\n");
+  Bindings bindings = kMomentumBindings;
+  bindings.update.emplace_back("M", "M_new");
+  const OnnxModel model = with_training_info(step, bindings);
+  BindOptions options;
+  options.batch = 6;
+  const TrainingGraph training = build_from_training_info(model, options, false);
+  EXPECT_THAT(whole_batch_because(training.graph), HasSubstr("'M'"));
+  const Graph& graph = training.graph;
+  EXPECT_EQ(graph.value(*graph.find_value("M")).kind, ValueKind::kState);
+  const Node& kept = graph.node(graph.value(*graph.find_value("kept")).producer);
+  EXPECT_EQ(kept.region, Region::kForward);  // as the node that reads it with the mean
+}
+
+TEST(TrainingInfoTest, AnUpdateThatCountsSamplesWantsThemInOneMicroBatch) {
+  std::string step = kMomentumStep;
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    step.replace(step.find(from), from.size(), to);
+  };
+  replace("  w_new, b_new,",
+          "  n = Size(y)\n  nd = Cast <to = 11> (n)\n  rate = Div(R, nd)\n  w_new, b_new,");
+  replace("(R, T, w, b,", "(rate, T, w, b,");
+  const OnnxModel model = with_training_info(step, kMomentumBindings);
+  EXPECT_THAT(whole_batch_because(build_from_training_info(model, {}, true).graph),
+              HasSubstr("number of samples"));
+  const OnnxModel plain = with_training_info(kMomentumStep, kMomentumBindings);
+  EXPECT_EQ(whole_batch_because(build_from_training_info(plain, {}, true).graph), "");
 }
 
 // ---- Gradient in a graph that is only evaluated
