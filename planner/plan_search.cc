@@ -72,11 +72,15 @@ void PlanSearch::choose() {
       doubt_estimates();
     }
   }
-  constexpr double kHopeless = 0.5;  // of what the nearest plan takes
+  // What the nearest plan may lack, as a part of what it takes, for more tensor ranks to mend it.
+  int most_tensor = 1;
+  for (const Degrees& d : degrees_) {
+    most_tensor = std::max(most_tensor, d.tensor);
+  }
+  const double hopeless =
+      std::max(0.5, 1 - static_cast<double>(nearest_.layout.tensor) / most_tensor);
   if (best_ >= 1e300 && !splits_for_memory_ && request_.pins.placements.empty() &&
-      (request_.only_feasible || shortage_of(nearest_) < kHopeless) &&
-      std::any_of(
-          degrees_.begin(), degrees_.end(), [](const Degrees& d) { return d.tensor > 1; })) {
+      (request_.only_feasible || shortage_of(nearest_) < hopeless) && most_tensor > 1) {
     split_for_memory();
   }
   if (best_ >= 1e300 && request_.programs && !request_.only_feasible) {

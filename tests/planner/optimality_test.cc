@@ -546,6 +546,10 @@ TEST(OptimalityTest, NoPlanIsFasterInTheSecondCases) {
 TEST(OptimalityTest, NoPlanIsFasterInTheThirdCases) {
   compare(2000, 12);
 }
+// What fits only where tensors are cut for memory.
+TEST(OptimalityTest, NoPlanIsMissedThatCutsTensorsForMemory) {
+  compare(10155, 1);
+}
 TEST(LongOptimalityTest, NoPlanIsFaster) {
   compare(10000, 400);
 }
