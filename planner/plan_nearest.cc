@@ -180,6 +180,9 @@ void PlanSearch::doubt_estimates() {
 
 // What the nearest plan lacks by its programs, where they can be compiled.
 void PlanSearch::settle_nearest() {
+  if (nearest_.layout.first_block.empty()) {  // what fits by the estimates cannot be carried out
+    return;
+  }
   try {
     if (std::optional<std::vector<RankMemory>> found = programs_memory(&nearest_)) {
       nearest_.rank_memory = std::move(*found);

@@ -239,6 +239,22 @@ TEST(PlannerTest, NoGivenSharesAreFasterThanTheFreeSearch) {
   }
 }
 
+TEST(PlannerTest, WhatCannotBeCompiledIsTold) {
+  PlanRequest request = request_for(make_preset("rtx-4090:2"), 8, 2, 256);
+  request.device_spec = [](const Topology&, int) { return DeviceSpec{}; };
+  request.programs = [](int64_t, bool) -> TrainingGraph {
+    TRAINRT_FAIL(kUnsupported, "node 'n' has no kernel");
+  };
+  try {
+    make_plan(request);
+    FAIL() << "a plan that cannot be compiled";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("can be carried out"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("node 'n' has no kernel"));
+  }
+}
+
 // As many as the smallest part of the cluster on which there is a plan.
 TEST(PlannerTest, TheFewestDevicesAreFound) {
   constexpr int kLayers = 26;
