@@ -120,6 +120,10 @@ std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t sam
   return {sizes.begin(), sizes.end()};
 }
 
+double pace_of(const DeviceType& type) {
+  return type.memory_bandwidth * type.speed;
+}
+
 std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
                                                       const Degrees& degrees,
                                                       const PlanPins& pins) {
@@ -138,9 +142,7 @@ std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
     for (const bool fast_first : {true, false}) {
       std::vector<int> sorted = plain;
       std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) {
-        const DeviceType& x = topology.type_of(a);
-        const DeviceType& y = topology.type_of(b);
-        const double rx = x.memory_bandwidth * x.speed, ry = y.memory_bandwidth * y.speed;
+        const double rx = pace_of(topology.type_of(a)), ry = pace_of(topology.type_of(b));
         return fast_first ? rx > ry : rx < ry;
       });
       lines.push_back(std::move(sorted));

@@ -21,6 +21,9 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
 // The same where data ranks have sizes of their own: a fast one may take more than its even part.
 std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t samples);
 
+// What devices of a mixed cluster are put in order by: bytes a second.
+double pace_of(const DeviceType& type);
+
 // Orders of devices along the ranks; the first is the plain one (empty). Several for mixed
 // clusters: types along the pipeline, fast first or slow first, or along the data ranks.
 std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "planner/candidates.h"
 #include "planner/report_parts.h"
 
 namespace trainrt {
@@ -101,10 +102,7 @@ std::vector<Change> fewer_devices_to_try(const PlanRequest& request, const PlanR
       (pins.data && pins.tensor && pins.pipeline)) {
     return {};
   }
-  const auto rate = [&](int device) {
-    const DeviceType& type = topology.type_of(device);
-    return type.memory_bandwidth * type.speed;
-  };
+  const auto rate = [&](int device) { return pace_of(topology.type_of(device)); };
   const auto rates = [&](const std::vector<int>& devices) {
     return std::accumulate(devices.begin(), devices.end(), 0.0, [&](double sum, int device) {
       return sum + rate(device);

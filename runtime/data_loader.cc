@@ -138,18 +138,17 @@ class SampleReader {
   }
 
  private:
+  std::string place_of(const DataArray& array, int64_t sample) const {
+    return concat("sample ", sample, " of array '", array.name, "' of ", dataset_.description());
+  }
+
   // Integers are never cut to fewer bits: 2^32 would be read as 0.
   void require_room(const InputBinding& binding, const DataArray& array, int64_t sample) const {
     const int64_t at = first_too_large(
         array.dtype, raw_.data(), binding.dtype, num_elements(binding.sample_shape));
     TRAINRT_REQUIRE(at < 0,
                     kInvalidArgument,
-                    "sample ",
-                    sample,
-                    " of array '",
-                    array.name,
-                    "' of ",
-                    dataset_.description(),
+                    place_of(array, sample),
                     " holds, as element ",
                     at,
                     ", a number that ",
@@ -170,12 +169,7 @@ class SampleReader {
         targets.begin(), targets.end(), [](double target) { return target < 0 || target > 1; });
     TRAINRT_REQUIRE(at == targets.end(),
                     kInvalidArgument,
-                    "sample ",
-                    sample,
-                    " of array '",
-                    array.name,
-                    "' of ",
-                    dataset_.description(),
+                    place_of(array, sample),
                     " holds ",
                     at == targets.end() ? 0.0 : *at,
                     ", as element ",
