@@ -219,11 +219,15 @@ HostEntry read_smi_entry(const YamlReader& reader, const YAML::Node& node, Topol
                   reader.at(node),
                   "nvidia_smi needs query: FILE, the output of `nvidia-smi -q`");
   const std::filesystem::path folder = std::filesystem::path(reader.where).parent_path();
-  const auto text = [&](const char* key) {
-    return node[key] ? file_text((folder / YamlReader::text(node[key])).string()) : std::string();
+  const auto file = [&](const char* key) {
+    SmiFile named;
+    if (node[key]) {
+      named.name = YamlReader::text(node[key]);
+      named.text = file_text((folder / named.name).string());
+    }
+    return named;
   };
-  return smi_entry(read_smi_host(text("query"), text("topo"), YamlReader::text(node["query"])),
-                   topology);
+  return smi_entry(read_smi_host(file("query"), file("topo")), topology);
 }
 
 // The first device decides what the host entry leaves unsaid.
@@ -457,7 +461,7 @@ Topology load_cluster(const std::string& file_or_preset) {
                   "}}], where query is the output of `nvidia-smi -q`");
   if (is_smi_query(text)) {
     Topology topology;
-    append_host(smi_entry(read_smi_host(text, "", file_or_preset), &topology), &topology);
+    append_host(smi_entry(read_smi_host({file_or_preset, text}, {}), &topology), &topology);
     return topology;
   }
   return parse_cluster(text, file_or_preset);

@@ -259,30 +259,31 @@ bool is_smi_query(const std::string& text) {
   return csv || text.find("NVSMI LOG") != std::string::npos;
 }
 
-SmiHost read_smi_host(const std::string& query,
-                      const std::string& topology,
-                      const std::string& where) {
-  const std::vector<Properties> gpus =
-      query.find("NVSMI LOG") != std::string::npos ? parse_log(query) : parse_query(query, where);
-  TRAINRT_REQUIRE(!gpus.empty(), kInvalidArgument, where, ": it lists no GPU");
+SmiHost read_smi_host(const SmiFile& query, const SmiFile& topology) {
+  const std::vector<Properties> gpus = query.text.find("NVSMI LOG") != std::string::npos
+                                           ? parse_log(query.text)
+                                           : parse_query(query.text, query.name);
+  TRAINRT_REQUIRE(!gpus.empty(), kInvalidArgument, query.name, ": it lists no GPU");
   SmiHost host;
   LinkType usual;
   for (const Properties& gpu : gpus) {
-    host.devices.push_back(device_of(gpu, where, host.devices.empty() ? &host.intra : &usual));
+    host.devices.push_back(device_of(gpu, query.name, host.devices.empty() ? &host.intra : &usual));
   }
   const CatalogueEntry known = find_device(host.devices[0].type.name);
   host.inter = known.inter;
   host.num_nics = known.num_nics;
-  if (topology.empty()) {
+  if (topology.name.empty()) {
     return host;
   }
-  const Matrix matrix = parse_matrix(topology, where);
+  const Matrix matrix = parse_matrix(topology.text, topology.name);
   TRAINRT_REQUIRE(matrix.gpu_links.size() == host.devices.size(),
                   kInvalidArgument,
-                  where,
+                  topology.name,
                   ": the matrix has ",
                   matrix.gpu_links.size(),
-                  " GPUs, the listing ",
+                  " GPUs, but the listing ",
+                  query.name,
+                  " has ",
                   host.devices.size());
   const LinkType pcie = pcie_of(gpus[0]);
   bool first = true;

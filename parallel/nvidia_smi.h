@@ -27,11 +27,14 @@ struct SmiHost {
 bool is_smi_topology(const std::string& text);
 bool is_smi_query(const std::string& text);
 
-// `topology` may be empty: links are then the catalogue's for the first GPU. `where` names the
-// files in messages. Throws kInvalidArgument: no GPU, a card that the catalogue does not have (with
-// near names), a matrix for another number of GPUs, a listing without its header or without names.
-SmiHost read_smi_host(const std::string& query,
-                      const std::string& topology,
-                      const std::string& where);
+struct SmiFile {
+  std::string name;  // in messages
+  std::string text;
+};
+
+// Without a `topology` (no name) links are the catalogue's for the first GPU. Throws
+// kInvalidArgument: no GPU, a card that the catalogue does not have (with near names), a matrix for
+// another number of GPUs, a listing without its header or without names.
+SmiHost read_smi_host(const SmiFile& query, const SmiFile& topology);
 
 }  // namespace trainrt

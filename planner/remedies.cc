@@ -6,6 +6,23 @@
 
 namespace trainrt {
 
+namespace {
+
+// The flags that have to go when the number of devices changes, as a remedy says it; empty: none.
+std::string flags_to_leave_out(const PlanPins& pins) {
+  std::string flags;
+  const auto add = [&](bool pinned, const char* flag) {
+    flags += pinned ? concat(flags.empty() ? "" : ", ", flag) : "";
+  };
+  add(pins.data.has_value(), "--dp");
+  add(pins.tensor.has_value(), "--tp");
+  add(pins.pipeline.has_value(), "--pp");
+  add(pins.virtual_stages.has_value(), "--virtual-stages");
+  return flags.empty() ? "" : concat(" (without ", flags, ")");
+}
+
+}  // namespace
+
 std::vector<std::string> find_remedies(
     const PlanRequest& request, const std::function<PlanResult(const PlanRequest&)>& search) {
   std::vector<std::string> remedies;
@@ -77,8 +94,10 @@ std::vector<std::string> find_remedies(
     }
     changed.topology = larger;
     if (fits(changed)) {
-      remedies.push_back(
-          concat(larger.num_devices(), " devices instead of ", request.topology.num_devices()));
+      remedies.push_back(concat(larger.num_devices(),
+                                " devices instead of ",
+                                request.topology.num_devices(),
+                                flags_to_leave_out(request.pins)));
       break;
     }
   }

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "graph/base/error.h"
 #include "parallel/cluster_file.h"
+#include "parallel/device_catalogue.h"
 
 namespace trainrt {
 
@@ -93,7 +95,7 @@ Topology planned_topology(const Options& options) {
   return topology;
 }
 
-// "2.5" for every device, or "H100-SXM5-80GB=4,A100-SXM4-80GB=2".
+// "2.5" for every device, or by type, named as in a cluster file: "h100-sxm=4,A100-SXM4-80GB=2".
 std::map<std::string, double> planned_prices(const Options& options, const Topology& topology) {
   const bool wanted = options.objective == "cost";
   TRAINRT_REQUIRE(wanted || !is_flag(options, "price"),
@@ -126,14 +128,17 @@ std::map<std::string, double> planned_prices(const Options& options, const Topol
     const size_t equals = item.find('=');
     TRAINRT_REQUIRE(
         equals != std::string::npos, kInvalidArgument, "--price: '", item, "' is not TYPE=NUMBER");
-    const std::string type = item.substr(0, equals);
+    const std::string written = item.substr(0, equals);
+    const std::optional<CatalogueEntry> known = match_device(written);
+    const std::string type =
+        types.count(written) == 0 && known.has_value() ? known->device.name : written;
     TRAINRT_REQUIRE(types.count(type) != 0,
                     kInvalidArgument,
                     "--price names '",
-                    type,
+                    written,
                     "', which the cluster does not have; its devices are ",
                     list_of(names),
-                    did_you_mean(type, names));
+                    did_you_mean(written, names));
     TRAINRT_REQUIRE(prices.emplace(type, price_of(item.substr(equals + 1), options.price)).second,
                     kInvalidArgument,
                     "--price names '",

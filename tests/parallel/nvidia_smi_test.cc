@@ -69,7 +69,7 @@ constexpr const char* kLog =
     "        SM                                : 1980 MHz\n";
 
 TEST(NvidiaSmiTest, MemoryHeldByOthersIsNotOurs) {
-  const SmiHost host = read_smi_host(kQuery, "", "gpus.csv");
+  const SmiHost host = read_smi_host({"gpus.csv", kQuery}, {});
   ASSERT_EQ(host.devices.size(), 3u);
   EXPECT_EQ(host.devices[0].type.name, "A100-SXM4-80GB");
   EXPECT_EQ(host.devices[1].type.memory_bytes, int64_t{80} << 30);
@@ -77,14 +77,14 @@ TEST(NvidiaSmiTest, MemoryHeldByOthersIsNotOurs) {
 }
 
 TEST(NvidiaSmiTest, OnlyACardThatIsHeldDownIsSlow) {
-  const SmiHost host = read_smi_host(kQuery, "", "gpus.csv");
+  const SmiHost host = read_smi_host({"gpus.csv", kQuery}, {});
   EXPECT_EQ(host.devices[0].type.speed, 1);  // idle: its clock says nothing
   EXPECT_EQ(host.devices[1].type.speed, 1);
   EXPECT_EQ(host.devices[2].type.speed, 0.5);
 }
 
 TEST(NvidiaSmiTest, TheMatrixGivesLinksAndNetworkCards) {
-  const SmiHost host = read_smi_host(kQuery, kTopology, "gpus.csv");
+  const SmiHost host = read_smi_host({"gpus.csv", kQuery}, {"topo.txt", kTopology});
   EXPECT_EQ(host.intra.kind, LinkKind::kNvLink);
   EXPECT_EQ(host.intra.bandwidth, 300e9);  // 12 links of 25 GB/s
   EXPECT_EQ(host.num_nics, 2);
@@ -93,13 +93,13 @@ TEST(NvidiaSmiTest, TheMatrixGivesLinksAndNetworkCards) {
 TEST(NvidiaSmiTest, TheSlowestPairSetsThePace) {
   std::string mixed = kTopology;
   mixed.replace(mixed.find("NV12\tNV12\tPXB"), 9, "NV12\tSYS ");
-  const SmiHost host = read_smi_host(kQuery, mixed, "gpus.csv");
+  const SmiHost host = read_smi_host({"gpus.csv", kQuery}, {"topo.txt", mixed});
   EXPECT_EQ(host.intra.kind, LinkKind::kPcie);
   EXPECT_EQ(host.intra.name, "pcie4");
 }
 
 TEST(NvidiaSmiTest, TheLongListingIsReadBySection) {
-  const SmiHost host = read_smi_host(kLog, "", "q.txt");
+  const SmiHost host = read_smi_host({"q.txt", kLog}, {});
   ASSERT_EQ(host.devices.size(), 1u);
   EXPECT_EQ(host.devices[0].type.memory_bytes, int64_t{81559} << 20);
   EXPECT_EQ(host.devices[0].used_bytes, int64_t{1575} << 20);
@@ -126,7 +126,7 @@ TEST(NvidiaSmiTest, BadListingsAreExplained) {
   const TemporaryFolder folder;
   const auto expect = [&](const std::string& query, const std::string& topo, const char* words) {
     try {
-      read_smi_host(query, topo, "file");
+      read_smi_host({"gpus.csv", query}, {"topo.txt", topo});
       FAIL() << words;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -135,9 +135,10 @@ TEST(NvidiaSmiTest, BadListingsAreExplained) {
   };
   expect("memory.total [MiB], memory.used [MiB]\n81920 MiB, 0 MiB\n", "", "no name");
   expect("name, memory.total [MiB]\nVoodoo 2, 8 MiB\n", "", "Voodoo 2");
-  expect(kLog, kTopology, "the matrix has 3 GPUs, the listing 1");
+  expect(kLog, kTopology, "topo.txt: the matrix has 3 GPUs, but the listing gpus.csv has 1");
   expect("==============NVSMI LOG==============\n", "", "lists no GPU");
   expect(kQuery, "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV1\n", "entries for 3 GPUs");
+  expect(kQuery, "", "topo.txt: the matrix of `nvidia-smi topo -m` has 0 GPU columns");
   write_text(folder.file("topo.txt"), kTopology);
   EXPECT_THROW(load_cluster(folder.file("topo.txt")), Error);
 }
