@@ -268,17 +268,17 @@ std::string pipeline_section(const StepPrediction& p) {
                               cell.virtual_stage));
     }
   }
-  return concat(
-      "<h2>The pipeline over time</h2><p class=note>",
-      end < t.replay.seconds ? concat("The first ", number_text(end, "%.3g"), " s of the step")
-                             : "The whole step",
-      ", a row per stage; white is idle. Hover over a box to see what it is.",
-      key("#54aeff", "forward"),
-      key("#2da44e", "backward"),
-      key("#bf8700", "weight gradient"),
-      "</p>",
-      svg,
-      "</svg>");
+  return concat("<h2>The pipeline over time</h2><p class=note>",
+                end < t.replay.seconds
+                    ? concat("The first ", number_text(end, "%.3g"), " s of the step")
+                    : "The whole step",
+                ", a row per stage; white is idle. Hover over a box to see what it is.",
+                key("#54aeff", "forward"),
+                key("#2da44e", "backward"),
+                key("#bf8700", "weight gradient"),
+                "</p>",
+                svg,
+                "</svg>");
 }
 
 std::string plan_words(const Candidate& c) {

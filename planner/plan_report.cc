@@ -72,21 +72,32 @@ Json ranks_array(const PlanRequest& request, const PlanResult& result) {
   return ranks;
 }
 
-// An alternative's plan in short: what tells it from the chosen one.
+// What tells a plan from the chosen one, as a plan file that leaves the rest open. Recomputation is
+// said by stages there, so it stands beside it.
 Json short_plan(const Layout& layout) {
-  Json plan = {{"data_parallel", layout.data},
-               {"tensor_parallel", layout.tensor},
-               {"pipeline_parallel", layout.pipeline},
-               {"virtual_stages", layout.virtual_stages},
-               {"schedule", schedule_name(layout.schedule)},
-               {"micro_batch_size", layout.micro_batch},
-               {"zero_stage", layout.zero_stage},
-               {"sequence_parallel", layout.sequence_parallel},
-               {"recompute", recompute_text(layout)}};
-  if (!layout.micro_batch_sizes.empty()) {
-    plan["micro_batch_sizes"] = layout.micro_batch_sizes;  // by data rank
+  return {{"data_parallel", layout.data},
+          {"tensor_parallel", layout.tensor},
+          {"pipeline_parallel", layout.pipeline},
+          {"virtual_stages", layout.virtual_stages},
+          {"schedule", schedule_name(layout.schedule)},
+          {"micro_batch_size", layout.micro_batch},
+          {"zero_stage", layout.zero_stage},
+          {"sequence_parallel", layout.sequence_parallel}};
+}
+
+Json alternative_object(const PlanRequest& request,
+                        const PlanResult& result,
+                        const Candidate& other) {
+  Json plan = short_plan(other.layout);
+  if (!other.layout.micro_batch_sizes.empty()) {
+    Plan shares;
+    shares.shares = other.shares;
+    plan["shares"] = plan_object(shares)["shares"];
   }
-  return plan;
+  return {{"plan", std::move(plan)},
+          {"recompute", recompute_text(other.layout)},
+          {"predicted", predicted_object(request, result, other)},
+          {"rejected_because", other.rejected_because}};
 }
 
 // As the search would find it after a change.
@@ -94,6 +105,7 @@ Json what_if_object(const WhatIf& one) {
   Json object = {{"change", one.change}, {"feasible", one.feasible}, {"effect", one.effect}};
   if (one.feasible) {
     object["plan"] = short_plan(one.layout);
+    object["recompute"] = recompute_text(one.layout);
     object["predicted"] = {{"step_seconds", one.seconds},
                            {"samples_per_second", one.samples_per_second},
                            {"rate_change", one.rate_change}};
@@ -195,9 +207,7 @@ std::string report_json(const PlanRequest& request,
   }
   json["alternatives"] = Json::array();
   for (const Candidate& other : result.alternatives) {
-    json["alternatives"].push_back({{"plan", short_plan(other.layout)},
-                                    {"predicted", predicted_object(request, result, other)},
-                                    {"rejected_because", other.rejected_because}});
+    json["alternatives"].push_back(alternative_object(request, result, other));
   }
   json["what_if"] = Json::array();
   for (const WhatIf& one : result.what_if) {

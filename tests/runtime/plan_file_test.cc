@@ -313,5 +313,32 @@ TEST_F(PlanFileTest, TheModelsOwnPlanHolds) {
   EXPECT_THAT(fewer.err, AllOf(HasSubstr("1 more than the cluster has"), HasSubstr("carries")));
 }
 
+// What the report lists beside the chosen plan can be asked for as it stands there.
+TEST_F(PlanFileTest, AlternativesAreFiles) {
+  write_text(folder_.file("c.yaml"),
+             "hosts:\n  - devices: [{count: 3, type: cpu}, {count: 1, type: cpu, speed: 0.5}]\n");
+  for (const std::vector<std::string>& devices :
+       {std::vector<std::string>{"--devices", "cpu:4"}, {"--cluster", folder_.file("c.yaml")}}) {
+    const ProgramResult result = plan(devices);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Json alternatives = Json::parse(result.out)["alternatives"];
+    ASSERT_FALSE(alternatives.empty());
+    int fit = 0;
+    for (const Json& alternative : alternatives) {
+      const std::string why = alternative["rejected_because"];
+      if (why.find("does not fit") != std::string::npos) {
+        continue;
+      }
+      ++fit;
+      Json plan = alternative["plan"];
+      const Json again = followed(plan, devices);
+      for (const auto& [key, value] : plan.items()) {
+        EXPECT_EQ(again[key], value) << key << " of " << plan;
+      }
+    }
+    EXPECT_GT(fit, 0);
+  }
+}
+
 }  // namespace
 }  // namespace trainrt::testing
