@@ -407,11 +407,6 @@ Program Partitioner::empty_program(int rank, const DeviceSpec& device) const {
   program.device = device;
   program.num_shards = num_shards(plan_);
   program.offload_optimizer = plan_.offload_optimizer;
-  TRAINRT_REQUIRE(!plan_.offload_optimizer || device.backend == Backend::kCpu,
-                  kUnsupported,
-                  "rank ",
-                  rank,
-                  ": optimizer state is offloaded from CPU devices only; use --zero to shard it");
   return program;
 }
 

@@ -85,6 +85,14 @@ const std::vector<NamedConstant>& named_constants() {
   return kNamed;
 }
 
+// Sixteen lanes of the PCIe generation that the architecture's server cards have (5, 4, 3: 63, 31.5
+// and 15.8 GB/s [PCI-SIG]), of which large copies reach three quarters.
+double host_link_bandwidth(const std::string& architecture) {
+  const bool fifth = architecture == "hopper" || architecture == "blackwell";
+  const bool fourth = architecture == "ampere" || architecture == "ada";
+  return 0.75 * (fifth ? 63e9 : fourth ? 31.5e9 : 15.8e9);
+}
+
 DeviceConstants constants_for(const DeviceType& device) {
   DeviceConstants constants = constants_for(device.architecture);
   if (device.efficiency.empty()) {

@@ -33,6 +33,9 @@ DeviceConstants constants_for(const std::string& architecture);
 // a figure outside its range.
 DeviceConstants constants_for(const DeviceType& device);
 
+// Between a GPU and its host's memory, bytes per second in each direction.
+double host_link_bandwidth(const std::string& architecture);
+
 // A constant under the name that a device file gives it (efficiency_names()), and between which
 // values hardware can lie.
 struct NamedConstant {

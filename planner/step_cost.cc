@@ -559,11 +559,16 @@ class StepPricer : private StepDevices {
         parameters / shards *
             (3 * engine_.gradient_bytes + 2 * engine_.optimizer_bytes + engine_.update_bytes) +
         engine_.gradient_bytes * parameters;
-    if (layout_.offload_optimizer) {  // gradients to the host, weights back, over PCIe
-      constexpr double kHostLink = 20e9;
-      return (engine_.gradient_bytes + 2) * parameters / shards / kHostLink + bytes / 40e9;
+    const int device = rank_of(stage, 0, 0);
+    const CostModel& cost = cost_model(type_index(device));
+    if (layout_.offload_optimizer && !type(device).is_cpu()) {
+      // The update's kernels work on state in the host's memory: what is read passes what is
+      // written, in the other direction.
+      const double state = engine_.optimizer_bytes * parameters / shards;
+      return cost.stream_seconds(bytes - 2 * state, 0) +
+             state / host_link_bandwidth(type(device).architecture);
     }
-    return cost_model(type_index(rank_of(stage, 0, 0))).stream_seconds(bytes, 0);
+    return cost.stream_seconds(bytes, 0);
   }
 
   const ModelProfile& profile_;

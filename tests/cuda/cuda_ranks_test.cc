@@ -88,6 +88,8 @@ INSTANTIATE_TEST_SUITE_P(
         Split{"zero1", 2, {"--dp", "2", "--zero", "1"}},
         Split{"zero2", 2, {"--dp", "2", "--zero", "2"}},
         Split{"zero3", 2, {"--dp", "2", "--zero", "3"}},
+        Split{"offload", 1, {"--offload", "optimizer"}},
+        Split{"zero1_offload", 2, {"--dp", "2", "--zero", "1", "--offload", "optimizer"}},
         Split{"tensor", 2, {"--tp", "2"}},
         Split{"sequence", 2, {"--tp", "2", "--sequence-parallel"}},
         Split{"gpipe", 2, {"--pp", "2", "--schedule", "gpipe"}},
