@@ -12,6 +12,8 @@ namespace {
 
 // Micro-batches of one data rank in a step: beyond any accumulation, and few enough to replay.
 constexpr int64_t kMostMicroBatches = int64_t{1} << 16;
+// With so few micro-batches a short last one would weigh: sizes that divide the share are tried too.
+constexpr int64_t kEvenParts = 4;
 // Data ranks of several sizes try these: of many sizes there are too many pairs.
 constexpr int64_t kLargestMixed = 16;
 
@@ -101,14 +103,17 @@ std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t
     const int64_t shards = std::min(request.pins.logical_shards, request.global_batch);
     return {(request.global_batch + shards - 1) / shards};
   }
-  std::vector<int64_t> sizes;
+  std::set<int64_t> sizes = {samples};
   for (int64_t b = 1; b < samples; b *= 2) {
-    if (few_enough(samples, b)) {
-      sizes.push_back(b);
+    sizes.insert(b);
+  }
+  for (int64_t parts = 2; parts <= kEvenParts; ++parts) {
+    if (samples % parts == 0) {
+      sizes.insert(samples / parts);
     }
   }
-  sizes.push_back(samples);
-  return sizes;
+  std::erase_if(sizes, [samples](int64_t b) { return !few_enough(samples, b); });
+  return {sizes.begin(), sizes.end()};
 }
 
 std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t samples) {

@@ -15,7 +15,8 @@ struct Degrees {
 };
 std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_blocks);
 
-// Micro-batch sizes for `samples` per data rank: powers of two, and all samples at once. Ascending.
+// Micro-batch sizes for `samples` per data rank: powers of two, all samples at once, and what cuts
+// them into two, three or four alike. Ascending.
 std::vector<int64_t> candidate_micro_batches(const PlanRequest& request, int64_t samples);
 
 // The same where data ranks have sizes of their own: a fast one may take more than its even part.
