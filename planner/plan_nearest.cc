@@ -226,6 +226,19 @@ void PlanSearch::split_for_memory() {
 // There is not a single shape: says which pins leave none.
 void PlanSearch::refuse_pins(int num_blocks) const {
   const PlanPins& pins = request_.pins;
+  const int64_t virtual_stages = pins.virtual_stages.value_or(1);
+  const int64_t stages = pins.pipeline.value_or(1) * virtual_stages;
+  TRAINRT_REQUIRE(stages <= num_blocks,
+                  kInvalidArgument,
+                  "--pp ",
+                  pins.pipeline.value_or(1),
+                  virtual_stages > 1 ? concat(" x --virtual-stages ", virtual_stages) : "",
+                  " asks for ",
+                  stages,
+                  " stages, and the model has ",
+                  num_blocks,
+                  " blocks that they can be cut between; lower ",
+                  virtual_stages > 1 ? "either" : "--pp");
   if (degrees_.empty()) {
     TRAINRT_FAIL(kInvalidArgument,
                  "no data, tensor and pipeline degrees agree with the pins: ",

@@ -229,7 +229,11 @@ TEST_F(PlanFileTest, AStageMayEndWithAnyImportedNode) {
             4u);
   const ProgramResult many = plan({"--devices", "cpu:8", "--pp", "8", "--batch-size", "8"});
   EXPECT_EQ(many.exit_code, 2);
-  EXPECT_THAT(many.err, HasSubstr("5 blocks that pipeline stages can be cut at"));
+  EXPECT_THAT(many.err, HasSubstr("--pp 8 asks for 8 stages, and the model has 5 blocks"));
+  const ProgramResult twelve =
+      plan({"--devices", "cpu:4", "--pp", "4", "--virtual-stages", "3", "--batch-size", "8"});
+  EXPECT_EQ(twelve.exit_code, 2);
+  EXPECT_THAT(twelve.err, HasSubstr("--pp 4 x --virtual-stages 3 asks for 12 stages"));
 }
 
 class RunPlanFileTest : public PlanFileTest {
