@@ -12,7 +12,7 @@ namespace {
 
 // Micro-batches of one data rank in a step: beyond any accumulation, and few enough to replay.
 constexpr int64_t kMostMicroBatches = int64_t{1} << 16;
-// With so few micro-batches a short last one would weigh: sizes that divide the share are tried too.
+// Among so few micro-batches a short last one weighs: sizes that divide the share are tried too.
 constexpr int64_t kEvenParts = 4;
 // Data ranks of several sizes try these: of many sizes there are too many pairs.
 constexpr int64_t kLargestMixed = 16;
