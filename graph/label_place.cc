@@ -115,34 +115,64 @@ SamplePlace find_sample_place(const Graph& forward,
   return *place;
 }
 
-int class_axis(const Shape& output, const LossSpec& spec) {
+namespace {
+
+// Of the labels to an output without its classes.
+enum class Fit { kNone, kCount, kShape };
+
+struct ClassAxes {
+  int first = 0, end = 0;
+  Fit fits_first = Fit::kNone, fits_end = Fit::kNone;
+};
+
+// The axes of a sample that its classes may lie along: [classes, ...] or [..., classes].
+ClassAxes class_axes(const Shape& output, const LossSpec& spec) {
   const int last = static_cast<int>(output.size()) - 1;
   const SamplePlace& place = spec.place;
-  if (last < 1) {
-    return -1;
-  }
-  // The first two axes of what lies batch first: [classes, ...] may be there, or [..., classes].
-  const int first = place.axis == 0 ? 1 : 0;
-  const int end = place.axis == last ? last - 1 : last;
-  if (spec.next_token || first == end) {
-    return end;
+  ClassAxes axes;
+  axes.first = place.axis == 0 ? 1 : 0;
+  axes.end = place.axis == last ? last - 1 : last;
+  if (last < 1 || spec.next_token || axes.first == axes.end) {
+    return axes;
   }
   const Shape labels = sample_of({spec.labels_shape, spec.labels_batch_axis});
   const size_t batch_at = static_cast<size_t>(spec.labels_batch_axis);
   const int64_t batch =
       batch_at < spec.labels_shape.size() ? spec.labels_shape[batch_at] : int64_t{1};
-  const auto items_of = [&](int axis) {
+  const auto fits = [&](int axis) {
     const ItemsShape items = without_classes(output, place, axis);
-    return sample_of(split_samples(items.shape, items.place, batch));
+    const Shape item = sample_of(split_samples(items.shape, items.place, batch));
+    return item == labels                               ? Fit::kShape
+           : num_elements(item) == num_elements(labels) ? Fit::kCount
+                                                        : Fit::kNone;
   };
-  const bool fits_first = items_of(first) == labels, fits_end = items_of(end) == labels;
-  if (fits_first || fits_end) {
-    // [batch, seq, classes] where the sizes leave it open; with more dims [batch, classes, ...].
-    return fits_end && (!fits_first || last == 2) ? end : first;
+  axes.fits_first = fits(axes.first);
+  axes.fits_end = fits(axes.end);
+  return axes;
+}
+
+}  // namespace
+
+int class_axis(const Shape& output, const LossSpec& spec) {
+  const int last = static_cast<int>(output.size()) - 1;
+  if (last < 1) {
+    return -1;
   }
-  const int64_t count = num_elements(labels);
-  return num_elements(items_of(end)) == count && num_elements(items_of(first)) != count ? end
-                                                                                        : first;
+  const ClassAxes axes = class_axes(output, spec);
+  if (spec.next_token || axes.first == axes.end) {
+    return axes.end;
+  }
+  if (axes.fits_first == Fit::kShape || axes.fits_end == Fit::kShape) {
+    // [batch, seq, classes] where the sizes leave it open; with more dims [batch, classes, ...].
+    const bool open = axes.fits_first == axes.fits_end;
+    return axes.fits_end == Fit::kShape && (!open || last == 2) ? axes.end : axes.first;
+  }
+  return axes.fits_end == Fit::kCount && axes.fits_first == Fit::kNone ? axes.end : axes.first;
+}
+
+bool class_axis_is_open(const Shape& output, const LossSpec& spec) {
+  const ClassAxes axes = class_axes(output, spec);
+  return axes.fits_first != Fit::kNone && axes.fits_first == axes.fits_end;
 }
 
 ItemsShape without_classes(const Shape& output, const SamplePlace& place, int class_axis) {

@@ -30,6 +30,9 @@ SamplePlace find_sample_place(const Graph& forward,
 // axis.
 int class_axis(const Shape& output, const LossSpec& spec);
 
+// Whether the labels would fit as well with the classes along another axis than class_axis().
+bool class_axis_is_open(const Shape& output, const LossSpec& spec);
+
 // What is left of `output` and of `place` in it without the axis of the classes: one item each.
 struct ItemsShape {
   Shape shape;

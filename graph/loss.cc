@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <map>
 
-#include "graph/base/log.h"
 #include "graph/graph_builder.h"
 #include "graph/label_place.h"
 #include "graph/scalar_loss.h"
@@ -408,13 +407,9 @@ LossValues LossBuilder::from_scalar(ValueId loss, bool count_correct) {
 
 }  // namespace
 
-LossValues loss_of_scalar(Graph& graph, ValueId scalar) {
-  const ScalarLoss described = describe_scalar_loss(graph, scalar);
-  if (!described.warning.empty()) {
-    log_warning(described.warning);
-  }
+LossValues loss_of_scalar(Graph& graph, ValueId scalar, bool sums_samples) {
   LossSpec spec;
-  spec.sums_samples = described.sums_samples;
+  spec.sums_samples = sums_samples;
   return LossBuilder(graph, spec).from_scalar(scalar);
 }
 

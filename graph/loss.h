@@ -18,8 +18,8 @@ struct LossValues {
 LossValues build_loss(Graph& graph, const LossSpec& spec, bool count_correct);
 
 // The same for a float scalar of the graph: a MeanLoss is taken apart into sum and count, anything
-// else that is no sum over samples is weighted by them.
-LossValues loss_of_scalar(Graph& graph, ValueId scalar);
+// else that is no sum over samples (ScalarLoss::sums_samples) is weighted by them.
+LossValues loss_of_scalar(Graph& graph, ValueId scalar, bool sums_samples);
 
 // Samples per micro-batch: the batch dim of the first input that has one; 1 when none has.
 int64_t micro_batch_size(const Graph& graph);

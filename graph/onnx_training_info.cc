@@ -10,7 +10,9 @@
 //   R, T        graph inputs that an optimizer reads as learning rate and update count are fed by
 //               the runtime: --lr with its schedule, and the steps done so far
 #include <algorithm>
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "graph/autodiff.h"
 #include "graph/evaluator.h"
@@ -91,32 +93,73 @@ class TrainingInfoBuilder {
         accumulated_(accumulated),
         translator_(merged_, graph_, {}) {}
 
-  TrainingGraph build(const BindOptions& options) {
-    define_runtime_inputs();
-    define_inputs(merged_, options, translator_);
-    define_state();
-    translator_.add_initializers(merged_.graph());
-    translator_.set_handler([this](OnnxTranslator&, const onnx::NodeProto& node) {
-      if (!is_gradient(node)) {
-        return false;
-      }
-      gradient(node);
-      return true;
-    });
-    translator_.translate(merged_.graph());
-    require_supported(translator_.unsupported());
-    TRAINRT_REQUIRE(loss_.loss_sum != kNoValue,
-                    kUnsupported,
-                    "training_info has no Gradient node (",
-                    kTrainingDomain,
-                    "); nothing says what the loss is");
+  // `sums_samples`: see ScalarLoss.
+  TrainingGraph build(const BindOptions& options, bool sums_samples) {
+    translate(options,
+              [this, sums_samples](const onnx::NodeProto& node) { gradient(node, sums_samples); });
     bind_updates();
     assign_regions();
     const ValueId norm = gradient_norm();
     return finish_training_graph(std::move(graph_), loss_, norm, std::move(parameters_));
   }
 
+  // The graph without its backward, gradients being inputs, and the loss.
+  std::pair<Graph, ValueId> build_open(const BindOptions& options) {
+    ValueId loss = kNoValue;
+    translate(options, [&](const onnx::NodeProto& node) {
+      const Attributes attributes = translator_.attributes(node);
+      loss = value_of(attributes.get_string("y"));
+      const std::vector<std::string> xs = attributes.get_strings("xs", {});
+      for (int i = 0; i < std::min(node.output_size(), static_cast<int>(xs.size())); ++i) {
+        if (!node.output(i).empty()) {
+          const TensorType type = graph_.value(value_of(xs[static_cast<size_t>(i)])).type;
+          translator_.set_output(node, i, graph_.add_input(concat("gradient/", i), type));
+        }
+      }
+    });
+    return {std::move(graph_), loss};
+  }
+
  private:
+  // `differentiate` takes the place of the Gradient node.
+  void translate(const BindOptions& options,
+                 const std::function<void(const onnx::NodeProto&)>& differentiate) {
+    bool found = false;
+    define_runtime_inputs();
+    define_inputs(merged_, options, translator_);
+    define_state();
+    translator_.add_initializers(merged_.graph());
+    translator_.set_handler([&](OnnxTranslator&, const onnx::NodeProto& node) {
+      if (!is_gradient(node)) {
+        return false;
+      }
+      TRAINRT_REQUIRE(!found,
+                      kUnsupported,
+                      "node '",
+                      translator_.node_name(node),
+                      "': a second Gradient node; training_info with one is supported");
+      found = true;
+      differentiate(node);
+      return true;
+    });
+    translator_.translate(merged_.graph());
+    translator_.set_handler(nullptr);
+    require_supported(translator_.unsupported());
+    TRAINRT_REQUIRE(found,
+                    kUnsupported,
+                    "training_info has no Gradient node (",
+                    kTrainingDomain,
+                    "); nothing says what the loss is");
+  }
+
+  ValueId value_of(const std::string& name) {
+    const std::optional<ValueId> found = translator_.find(name);
+    if (!found) {  // made by what is not supported, or from what is
+      require_supported(translator_.unsupported());
+    }
+    return found.value();
+  }
+
   // Takes R and T of optimizers, where they are graph inputs, from the inputs that data feeds.
   void define_runtime_inputs() {
     for (const onnx::NodeProto& node : merged_.graph().node()) {
@@ -182,18 +225,13 @@ class TrainingInfoBuilder {
     }
   }
 
-  void gradient(const onnx::NodeProto& node) {
-    TRAINRT_REQUIRE(loss_.loss_sum == kNoValue,
-                    kUnsupported,
-                    "node '",
-                    translator_.node_name(node),
-                    "': a second Gradient node; training_info with one is supported");
+  void gradient(const onnx::NodeProto& node, bool sums_samples) {
     const Attributes attributes = translator_.attributes(node);
     const std::vector<std::string> xs = attributes.get_strings("xs", {});
     const std::vector<ValueId> inputs = translator_.inputs(node);
     std::vector<ValueId> wanted;
     for (size_t i = 0; i < xs.size(); ++i) {
-      const ValueId x = translator_.find(xs[i]).value();
+      const ValueId x = value_of(xs[i]);
       TRAINRT_REQUIRE(i < inputs.size() && inputs[i] == x,
                       kUnsupported,
                       "node '",
@@ -211,13 +249,9 @@ class TrainingInfoBuilder {
                       "', which is no initializer with an update_binding");
       wanted.push_back(x);
     }
-    const std::optional<ValueId> found = translator_.find(attributes.get_string("y"));
-    if (!found) {  // an unsupported operator stands before it
-      require_supported(translator_.unsupported());
-    }
-    const ValueId y = found.value();
+    const ValueId y = value_of(attributes.get_string("y"));
     place_draws(merged_, graph_);
-    loss_ = loss_of_scalar(graph_, y);
+    loss_ = loss_of_scalar(graph_, y, sums_samples);
     const ValueId seed = graph_.add_input(runtime_input::kLossSeed, {DType::kFloat64, {}});
     const std::vector<std::vector<ValueId>> uses =
         differentiate_uses(graph_, {loss_.loss_sum}, {seed}, wanted);
@@ -247,7 +281,7 @@ class TrainingInfoBuilder {
       }
     }
     for (const auto& [target, result] : bindings_) {
-      updates.push_back({translator_.find(target).value(), made_by_update(result)});
+      updates.push_back({value_of(target), made_by_update(result)});
     }
     graph_.updates() = std::move(updates);
   }
@@ -255,7 +289,7 @@ class TrainingInfoBuilder {
   // The value bound by the name `result`. What no node of the update makes (another state's old
   // contents, a gradient) is copied by one: nodes have a place in a pipeline and a time in a step.
   ValueId made_by_update(const std::string& result) {
-    const ValueId id = translator_.find(result).value();
+    const ValueId id = value_of(result);
     const bool is_gradient = std::count(gradients_.begin(), gradients_.end(), id) != 0;
     if (graph_.value(id).producer != kNoNode && !is_gradient) {
       return id;
@@ -383,11 +417,7 @@ class TrainingInfoBuilder {
   std::vector<std::string> parameters_;
 };
 
-}  // namespace
-
-TrainingGraph build_from_training_info(const OnnxModel& model,
-                                       const BindOptions& options,
-                                       bool accumulate) {
+const OnnxModel::Impl& with_training_info(const OnnxModel& model) {
   const OnnxModel::Impl& impl = model.impl();
   TRAINRT_REQUIRE(
       impl.num_training_infos() > 0, kInvalidArgument, "'", impl.path, "' has no training_info");
@@ -398,11 +428,33 @@ TrainingGraph build_from_training_info(const OnnxModel& model,
                   "' has ",
                   impl.num_training_infos(),
                   " training_info entries, to be run in turns; one is supported");
-  TrainingGraph training = TrainingInfoBuilder(impl, accumulate).build(options);
+  return impl;
+}
+
+}  // namespace
+
+ScalarLoss loss_of_training_info(const OnnxModel& model, BindOptions options) {
+  const OnnxModel::Impl& impl = with_training_info(model);
+  options.batch = std::max<int64_t>(2, options.batch);
+  const auto [graph, loss] = TrainingInfoBuilder(impl, false).build_open(options);
+  options.batch *= 2;
+  const auto [doubled, unused] = TrainingInfoBuilder(impl, false).build_open(options);
+  return describe_scalar_loss(graph, loss, &doubled);
+}
+
+TrainingGraph build_from_training_info(const OnnxModel& model,
+                                       const BindOptions& options,
+                                       bool accumulate,
+                                       bool sums_samples) {
+  const OnnxModel::Impl& impl = with_training_info(model);
+  const auto build = [&](const BindOptions& bind) {
+    return TrainingInfoBuilder(impl, accumulate).build(bind, sums_samples);
+  };
+  TrainingGraph training = build(options);
   // The number of samples stands in the graph as a constant, so it shows by another.
   BindOptions twice = options;
   twice.batch *= 2;
-  mark_sample_counts(training.graph, TrainingInfoBuilder(impl, accumulate).build(twice).graph);
+  mark_sample_counts(training.graph, build(twice).graph);
   return training;
 }
 

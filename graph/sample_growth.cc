@@ -1,8 +1,9 @@
 // Every value is taken to grow as N^degree with the number N of samples, if each is there N times:
 // what belongs to one sample has degree 0, a sum over samples 1, their number 1, and a division by
 // it takes 1 away. The numbers of samples are constants by now; those of the graph at twice as many
-// samples tell them from others. Only what is made of sums and means by linear operators is a sum
-// or a mean itself: the root of a mean has degree 0, too, but micro-batches' roots do not add up.
+// samples tell them from others, and their shapes what is as long as the batch without being made
+// of samples. Only what is made of sums and means by linear operators is a sum or a mean itself:
+// the root of a mean has degree 0, too, but micro-batches' roots do not add up.
 #include "graph/sample_growth.h"
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "graph/base/error.h"
+#include "graph/fused_elementwise.h"
 
 namespace trainrt {
 
@@ -93,7 +95,8 @@ class GrowthFinder {
       : graph_(graph),
         course_(course),
         doubled_(doubled),
-        growths_(static_cast<size_t>(graph.num_values())) {
+        growths_(static_cast<size_t>(graph.num_values())),
+        whole_(static_cast<size_t>(graph.num_values()), true) {
     for (const Node& node : graph.nodes()) {
       follow(node);
     }
@@ -105,13 +108,21 @@ class GrowthFinder {
   bool depends(ValueId id) const { return course_.depends[static_cast<size_t>(id)]; }
   bool has_place(ValueId id) const { return course_.places[static_cast<size_t>(id)].has_value(); }
 
-  // The operands that are numbers to compute with, not indices.
+  // The operands that are numbers to compute with, not indices: of integers and conditions those
+  // that say something of the samples' number, and what is counted.
   std::vector<Growth> operands(const Node& node) {
+    const bool counts = node.op_type.rfind("Reduce", 0) == 0;
     std::vector<Growth> found;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId id = node.inputs[i];
-      if (id != kNoValue && is_floating(graph_.value(id).type.dtype)) {
-        found.push_back(graph_.value(id).kind == ValueKind::kConstant ? constant(node, i) : of(id));
+      if (id == kNoValue) {
+        continue;
+      }
+      const Growth& own = of(id);
+      if (is_floating(graph_.value(id).type.dtype)) {
+        found.push_back(graph_.value(id).kind == ValueKind::kConstant ? constant(node, i) : own);
+      } else if (!own.known || own.degree != 0 || own.reduced || (counts && i == 0)) {
+        found.push_back(own);
       }
     }
     return found;
@@ -133,15 +144,21 @@ class GrowthFinder {
                : constants_.emplace(id, compare_constant(node, input)).first->second;
   }
 
+  // The operand at twice as many samples; kNoValue where there is no such.
+  ValueId counterpart_of(const Node& node, size_t input) const {
+    const std::optional<ValueId> output =
+        doubled_ == nullptr ? std::nullopt
+                            : doubled_->find_value(graph_.value(node.outputs[0]).name);
+    const NodeId twin = output ? doubled_->value(*output).producer : kNoNode;
+    return twin == kNoNode || doubled_->node(twin).op_type != node.op_type ||
+                   input >= doubled_->node(twin).inputs.size()
+               ? kNoValue
+               : doubled_->node(twin).inputs[input];
+  }
+
   Growth compare_constant(const Node& node, size_t input) const {
     const Value& value = graph_.value(node.inputs[input]);
-    const std::optional<ValueId> output = doubled_->find_value(graph_.value(node.outputs[0]).name);
-    const NodeId twin = output ? doubled_->value(*output).producer : kNoNode;
-    if (twin == kNoNode || doubled_->node(twin).op_type != node.op_type ||
-        input >= doubled_->node(twin).inputs.size()) {
-      return unknown();
-    }
-    const ValueId counterpart = doubled_->node(twin).inputs[input];
+    const ValueId counterpart = counterpart_of(node, input);
     if (counterpart == kNoValue || doubled_->value(counterpart).kind != ValueKind::kConstant) {
       return unknown();
     }
@@ -162,7 +179,35 @@ class GrowthFinder {
         growth.linear = growth.known;
       }
       growths_[static_cast<size_t>(id)] = growth;
+      whole_[static_cast<size_t>(id)] = !depends(id) || has_place(id) || keeps_all(node);
     }
+  }
+
+  // Whether all elements of all samples are still there, each as often as the others, behind a node
+  // through which samples cannot be followed.
+  bool keeps_all(const Node& node) const {
+    static const std::set<std::string> kReorders = {"Identity", "Reshape", "Transpose", "Cast"};
+    return (kReorders.count(node.op_type) != 0 || is_elementwise(node.op_type)) &&
+           std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+             return id == kNoValue || whole_[static_cast<size_t>(id)];
+           });
+  }
+
+  // How many more elements a reduction adds up of twice as many samples, though it adds up none of
+  // them: as a power of two.
+  std::optional<int> octaves_of_batch(const Node& node) const {
+    const ValueId counterpart = counterpart_of(node, 0);
+    if (counterpart == kNoValue) {
+      return doubled_ == nullptr ? std::optional<int>(0) : std::nullopt;
+    }
+    const auto ratio = [](const Shape& from, const Shape& to) {
+      return static_cast<double>(num_elements(from)) /
+             static_cast<double>(std::max<int64_t>(1, num_elements(to)));
+    };
+    const std::optional<ValueId> output = doubled_->find_value(graph_.value(node.outputs[0]).name);
+    return octaves(
+        ratio(graph_.value(node.inputs[0]).type.shape, graph_.value(node.outputs[0]).type.shape),
+        ratio(doubled_->value(counterpart).type.shape, doubled_->value(*output).type.shape));
   }
 
   Growth grow(const Node& node, const std::vector<Growth>& given, ValueId output) const {
@@ -191,13 +236,19 @@ class GrowthFinder {
       return unknown();
     }
     if (type.rfind("Reduce", 0) == 0) {
-      return reduction(type, given[0], reduces);
+      const std::optional<int> octaves =
+          depends(output) ? std::optional<int>(reduces ? 1 : 0) : octaves_of_batch(node);
+      return octaves ? reduction(type, given[0], reduces, *octaves) : unknown();
     }
     if (type == "SoftmaxCrossEntropyLoss" || type == "NegativeLogLikelihoodLoss") {
       return loss_of_classes(type, given, reduces);
     }
+    if (type == "MeanLoss") {
+      return mean_of_items(node, given[0]);
+    }
     if (kMoves.count(type) != 0) {
-      return given[0];
+      // What picks a few of the samples does not add them up.
+      return reduces ? unknown() : given.size() == 1 ? given[0] : other(given, reduces);
     }
     if (kAdds.count(type) != 0 || kChooses.count(type) != 0) {
       return sum(given, kAdds.count(type) != 0);
@@ -225,18 +276,19 @@ class GrowthFinder {
   // Of samples that cannot be followed only all together are known to be reduced.
   bool is_whole(const Node& node, ValueId output) const {
     return course_.reduced[static_cast<size_t>(output)] ||
-           (!has_place(node.inputs.at(0)) && num_elements(graph_.value(output).type.shape) == 1);
+           (!has_place(node.inputs.at(0)) && whole_[static_cast<size_t>(node.inputs[0])] &&
+            num_elements(graph_.value(output).type.shape) == 1);
   }
 
-  static Growth reduction(const std::string& type, Growth growth, bool reduces) {
-    const int grown = reduces ? 1 : 0;
+  // `grown`: the power of the number of samples as which that of the added elements grows.
+  static Growth reduction(const std::string& type, Growth growth, bool reduces, int grown) {
     if (type == "ReduceSum" || type == "ReduceMean") {
       growth.degree += type == "ReduceSum" ? grown : 0;
     } else if (type == "ReduceL1" || type == "ReduceSumSquare") {
       growth.degree = growth.degree * (type == "ReduceL1" ? 1 : 2) + grown;
       growth.linear = growth.linear && !growth.reduced;
     } else {
-      return other({growth}, reduces);
+      return grown == 0 || reduces ? other({growth}, reduces) : unknown();
     }
     growth.reduced = growth.reduced || reduces;
     return growth;
@@ -255,6 +307,18 @@ class GrowthFinder {
     growth.degree += reduces ? 1 : 0;
     growth.reduced = growth.reduced || reduces;
     return growth;
+  }
+
+  // A mean of items is one over samples unless some of them do not count.
+  Growth mean_of_items(const Node& node, Growth sum) const {
+    const NodeId producer = graph_.value(node.inputs[1]).producer;
+    const Node* count = producer == kNoNode ? nullptr : &graph_.node(producer);
+    if (count == nullptr || count->op_type != "ItemCount" || count->inputs.size() > 1 ||
+        count->attributes.has("ignore_index")) {
+      return unknown();
+    }
+    sum.degree -= 1;
+    return sum;
   }
 
   // Of equal degrees; `linear`: not of the larger, or of one chosen.
@@ -314,6 +378,7 @@ class GrowthFinder {
   const SampleCourse& course_;
   const Graph* doubled_;
   std::vector<Growth> growths_;
+  std::vector<bool> whole_;  // by value: see keeps_all
   std::map<ValueId, Growth> constants_;
 };
 

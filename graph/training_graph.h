@@ -17,6 +17,7 @@
 #include "graph/graph.h"
 #include "graph/onnx_import.h"
 #include "graph/passes/sample_rows.h"
+#include "graph/scalar_loss.h"
 
 namespace trainrt {
 
@@ -88,9 +89,15 @@ TrainingGraph rematerialize_like(TrainingGraph training, const TrainingGraph& ex
 // Forward and loss only, Region::kCount and kForward: for `eval`.
 TrainingGraph build_eval_graph(Graph forward, const LossSpec& loss);
 
-// The training graph that the model's own training_info describes. `accumulate` as above.
+// What the loss of the model's own training_info makes of its samples: the same at every size of
+// micro-batches.
+ScalarLoss loss_of_training_info(const OnnxModel& model, BindOptions options);
+
+// The training graph that the model's own training_info describes. `accumulate` as above,
+// `sums_samples` as of its loss.
 TrainingGraph build_from_training_info(const OnnxModel& model,
                                        const BindOptions& options,
-                                       bool accumulate);
+                                       bool accumulate,
+                                       bool sums_samples);
 
 }  // namespace trainrt

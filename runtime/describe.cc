@@ -31,17 +31,28 @@ void describe_tokens(const TokenBatches& batches) {
            " tokens");
 }
 
+std::string rate_text(const Options& options) {
+  return concat(
+      "lr ",
+      options.lr,
+      " ",
+      options.lr_schedule,
+      options.warmup_steps > 0 ? concat(" after ", options.warmup_steps, " warm-up steps") : "");
+}
+
 // The settings of the update, resolved: the defaults too.
 std::string training_text(const Run& run) {
   const Options& options = run.options;
   if (run.job.from_training_info) {
-    return concat("as the model's training_info says, seed ", options.seed);
+    return concat("as the model's training_info says",
+                  run.job.reads_learning_rate ? concat(", ", rate_text(options)) : "",
+                  ", seed ",
+                  options.seed);
   }
   const OptimizerSpec& optimizer = run.job.spec.optimizer;
   const bool adaptive =
       optimizer.name == "adam" || optimizer.name == "adamw" || optimizer.name == "lamb";
-  std::string text = concat(optimizer.name, ", lr ", options.lr, " ", options.lr_schedule);
-  text += options.warmup_steps > 0 ? concat(" after ", options.warmup_steps, " warm-up steps") : "";
+  std::string text = concat(optimizer.name, ", ", rate_text(options));
   text += concat(", weight decay ", optimizer.weight_decay);
   if (optimizer.name == "momentum") {
     text += concat(", momentum ", optimizer.momentum, optimizer.nesterov ? " (Nesterov)" : "");

@@ -89,6 +89,7 @@ struct Executor::Impl {
 
   // Moves persistent tensors to where program `to` expects them. Happens when the step's size
   // changes, and only if the programs differ in accumulators or in constants made for a size.
+  // Accumulators mean nothing between steps, and a smaller batch may have fewer shards of them.
   void switch_layout(size_t to) {
     const BoundProgram& from_program = programs[loaded];
     const BoundProgram& to_program = programs[to];
@@ -99,7 +100,13 @@ struct Executor::Impl {
     std::vector<std::pair<const BoundTensor*, Tensor>> saved;
     for (const auto& [name, tensor] : from_program.persistent) {
       const auto target = to_program.persistent.find(name);
-      if (tensor.value->kind != ValueKind::kConstant && target != to_program.persistent.end()) {
+      const ValueKind kind = tensor.value->kind;
+      if (kind != ValueKind::kConstant && kind != ValueKind::kGradient &&
+          target != to_program.persistent.end()) {
+        TRAINRT_CHECK(target->second.value->type == tensor.value->type,
+                      "'",
+                      name,
+                      "' has another type in the program of another batch size");
         saved.emplace_back(&target->second, read(name));
       }
     }

@@ -227,11 +227,13 @@ void check_weight_files(const Options& options, const OnnxModel& model) {
   refuse_replacing(options, std::move(files));
 }
 
-void refuse_beside_training_info(const Options& options) {
+void refuse_beside_training_info(const Options& options, bool reads_learning_rate) {
   for (const OptionDef& option : option_table()) {
     const bool trains = (option.groups & kTrainingOptions) != 0 ||
                         (option.name == "precision" && options.precision != "auto");
-    TRAINRT_REQUIRE(!trains || !options.is_given(option.name),
+    const bool sets_rate =
+        option.name == "lr" || option.name == "lr-schedule" || option.name == "warmup-steps";
+    TRAINRT_REQUIRE(!trains || !options.is_given(option.name) || (sets_rate && reads_learning_rate),
                     kInvalidArgument,
                     "--",
                     option.name,

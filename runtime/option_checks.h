@@ -22,8 +22,9 @@ void check_files(const std::string& command, const Options& options);
 void check_weight_files(const Options& options, const OnnxModel& model);
 
 // Options given on the command line, of those that train, which a model's own training_info makes
-// ineffective. Throws kInvalidArgument naming the first.
-void refuse_beside_training_info(const Options& options);
+// ineffective; `reads_learning_rate`: its optimizer takes the rate from outside. Throws
+// kInvalidArgument naming the first.
+void refuse_beside_training_info(const Options& options, bool reads_learning_rate);
 
 // Settings of fp16's loss scale, given on the command line, at another precision.
 void check_loss_scaling(const Options& options, const std::string& precision);

@@ -291,9 +291,9 @@ void RankRunner::report(const StepData& data,
   StepMetrics m;
   m.step = step + 1;
   m.loss = result.loss();
-  // A model's own training_info has its own, which nobody can tell from outside.
-  m.lr = run_.job.from_training_info ? std::numeric_limits<double>::quiet_NaN()
-                                     : schedule_.at(step - skipped_);
+  // A model's own training_info may have its own, which nobody can tell from outside.
+  m.lr = run_.job.reads_learning_rate ? schedule_.at(step - skipped_)
+                                      : std::numeric_limits<double>::quiet_NaN();
   m.grad_norm = result.grad_norm;
   m.samples = data.num_samples;
   m.step_seconds = seconds;

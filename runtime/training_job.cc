@@ -6,6 +6,7 @@
 #include <set>
 
 #include "graph/base/log.h"
+#include "graph/label_place.h"
 #include "graph/loss.h"
 #include "graph/passes/precision.h"
 #include "graph/scalar_loss.h"
@@ -178,7 +179,8 @@ TrainingGraph TrainingJob::build(const MicroBatchShape& shape, bool accumulate) 
     return *example;
   }
   if (from_training_info) {
-    return build_from_training_info(*model, bound_to(*this, shape), accumulate);
+    return build_from_training_info(
+        *model, bound_to(*this, shape), accumulate, spec.loss.sums_samples.value_or(false));
   }
   return build_from(forward(shape), shape, accumulate);
 }
@@ -355,6 +357,31 @@ void warn_of_label_axis(const DataChoice& choice, const std::map<std::string, in
   }
 }
 
+// Classes along either of two axes: the sizes leave it open.
+void warn_of_class_axis(const Graph& forward, const LossSpec& loss) {
+  const bool classes = loss.kind == "softmax_cross_entropy" || loss.kind == "nll";
+  const std::optional<ValueId> output = forward.find_value(loss.output);
+  if (!classes || !output || !class_axis_is_open(forward.value(*output).type.shape, loss)) {
+    return;
+  }
+  const Shape& shape = forward.value(*output).type.shape;
+  log_warning("output '",
+              loss.output,
+              "' ",
+              shape_string(shape),
+              " is taken to have its classes along axis ",
+              class_axis(shape, loss),
+              "; the labels would fit with another axis as well: if the classes lie there, "
+              "transpose the output in the model");
+}
+
+void take_scalar_loss(const ScalarLoss& scalar, LossSpec& loss) {
+  loss.sums_samples = scalar.sums_samples;
+  if (!scalar.warning.empty()) {
+    log_warning(scalar.warning);
+  }
+}
+
 // What a loss inside the model makes of its samples, told once for all sizes of micro-batches.
 // `forward` of one sample does not tell.
 void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& loss) {
@@ -365,12 +392,9 @@ void settle_scalar_loss(const TrainingJob& job, const Graph& forward, LossSpec& 
   const std::optional<Graph> two = batch == 1 ? bind_to_batch(job, 2) : std::nullopt;
   const Graph& graph = two ? *two : forward;
   const std::optional<Graph> doubled = bind_to_batch(job, 2 * micro_batch_size(graph));
-  const ScalarLoss scalar =
-      describe_scalar_loss(graph, *graph.find_value(loss.output), doubled ? &*doubled : nullptr);
-  loss.sums_samples = scalar.sums_samples;
-  if (!scalar.warning.empty()) {
-    log_warning(scalar.warning);
-  }
+  take_scalar_loss(
+      describe_scalar_loss(graph, *graph.find_value(loss.output), doubled ? &*doubled : nullptr),
+      loss);
 }
 
 }  // namespace
@@ -400,9 +424,6 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   job.spec.optimizer = optimizer_spec(options);
   job.from_training_info = !evaluate && job.model->has_training_info() &&
                            !options.is_given("optimizer") && !options.is_given("loss");
-  if (job.from_training_info) {
-    refuse_beside_training_info(options);
-  }
   if (use == JobUse::kTrain) {
     check_loss_scaling(options, job.precision);
   } else if (evaluate) {
@@ -451,7 +472,10 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   }
   check_array_axes(array_axes, *job.model, *choice.dataset);
   warn_of_label_axis(choice, array_axes);
-  if (choice.loss.kind == "output") {
+  warn_of_class_axis(forward, choice.loss);
+  if (job.from_training_info) {
+    take_scalar_loss(loss_of_training_info(*job.model, bound), choice.loss);
+  } else if (choice.loss.kind == "output") {
     settle_scalar_loss(job, forward, choice.loss);
   }
   job.dataset = choice.dataset;
@@ -471,6 +495,11 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
     job.example = std::make_shared<const TrainingGraph>(
         job.from_training_info ? job.build({micro_batch, 0}, true)
                                : job.build_from(std::move(forward), {micro_batch, 0}, true));
+    job.reads_learning_rate =
+        job.example->graph.find_value(runtime_input::kLearningRate).has_value();
+    if (job.from_training_info) {
+      refuse_beside_training_info(options, job.reads_learning_rate);
+    }
     warn_of_no_influence(job.example->without_influence);
     job.bindings = bind_inputs(options, job.example->graph, choice);
   }

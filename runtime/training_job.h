@@ -26,6 +26,7 @@ struct TrainingJob {
   std::string precision;            // "fp32", "fp64", ...: resolved
   bool evaluate = false;            // forward and loss only
   bool from_training_info = false;  // the model itself says how it is trained
+  bool reads_learning_rate = true;  // --lr and its schedule say how fast, whoever says how
   std::shared_ptr<const Dataset> dataset;
   std::vector<InputBinding> bindings;
   std::vector<std::string> input_names;  // of the bindings, in order

@@ -76,7 +76,7 @@ TrainingGraphFactory factory_of(std::shared_ptr<const OnnxModel> model) {
   return [model](int64_t batch, bool accumulate) {
     BindOptions options;
     options.batch = batch;
-    return build_from_training_info(*model, options, accumulate);
+    return training_info_graph(*model, options, accumulate);
   };
 }
 

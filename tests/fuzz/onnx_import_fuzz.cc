@@ -56,7 +56,10 @@ void import_model(const std::string& bytes) {
     build_training_graph(std::move(graph), spec);
   });
   if (model.has_training_info()) {
-    allow_refusal([&] { build_from_training_info(model, options, true); });
+    allow_refusal([&] {
+      const bool sums_samples = loss_of_training_info(model, options).sums_samples;
+      build_from_training_info(model, options, true, sums_samples);
+    });
   }
 }
 

@@ -43,6 +43,14 @@ const std::string kCount =
     "shape = Shape(x)\nzero = Constant<value = int64 {0}>()\n"
     "n64 = Gather<axis = 0>(shape, zero)\nn = Cast<to = 1>(n64)\n";
 
+// [N, 1]; 1 where a score is positive; the class of the highest score.
+const std::string kRows =
+    "shape1 = Shape<end = 1>(x)\none1 = Constant<value = int64[1] {1}>()\n"
+    "rows = Concat<axis = 0>(shape1, one1)\n";
+const std::string kPositive =
+    "nil = Constant<value = float {0}>()\np = Greater(h, nil)\ni = Cast<to = 7>(p)\n";
+const std::string kClasses = "best = ArgMax<axis = 1, keepdims = 0>(h)\n";
+
 TEST(ScalarLossTest, ASumOverSamplesIsOneInAnyForm) {
   for (const std::string& body :
        {std::string("loss = ReduceSum<keepdims = 0>(h)"),
@@ -81,7 +89,15 @@ TEST(ScalarLossTest, AMeanOverSamplesIsOneInAnyForm) {
         std::string("m = ReduceMean<axes = [0], keepdims = 0>(h)\n"
                     "loss = ReduceSum<keepdims = 0>(m)"),
         "m = ReduceMean<keepdims = 0>(h)\nr = ReduceSumSquare<keepdims = 0>(w)\n" +
-            number("decay", "0.01") + "d = Mul(r, decay)\nloss = Add(m, d)"}) {
+            number("decay", "0.01") + "d = Mul(r, decay)\nloss = Add(m, d)",
+        // One for each sample, added up, is their number, though no sample is in it.
+        kRows + kSumOfAll +
+            "one = ReduceMax<keepdims = 0>(w)\n"
+            "ones = Expand(one, rows)\nm = ReduceSum<keepdims = 0>(ones)\n"
+            "loss = Div(s, m)",
+        kClasses + number("two", "2") + "c = SoftmaxCrossEntropyLoss(h, best)\nloss = Mul(c, two)",
+        kClasses + "c = SoftmaxCrossEntropyLoss(h, best)\nr = ReduceSumSquare<keepdims = 0>(w)\n"
+                   "loss = Add(c, r)"}) {
     const ScalarLoss loss = described(body);
     EXPECT_FALSE(loss.sums_samples) << body;
     EXPECT_THAT(loss.warning, IsEmpty()) << body;
@@ -103,7 +119,25 @@ TEST(ScalarLossTest, WhatIsNeitherSaysThatItDependsOnTheCut) {
         kSumOfAll + "loss = Mul(s, s)",
         kSumOfAll + "m = ReduceMean<keepdims = 0>(h)\nloss = Add(s, m)",
         kSumOfAll + "r = ReduceSumSquare<keepdims = 0>(w)\nloss = Add(s, r)",
-        kCount + kSumOfAll + "a = Div(s, n)\nloss = Div(a, n)"}) {
+        kCount + kSumOfAll + "a = Div(s, n)\nloss = Div(a, n)",
+        // Numbers of samples of a kind, counted as integers.
+        kPositive + "k = ReduceSum<keepdims = 0>(i)\nn = Cast<to = 1>(k)\n" + kSumOfAll +
+            "loss = Div(s, n)",
+        kPositive + "k = ReduceMax<keepdims = 0>(i)\nn = Cast<to = 1>(k)\n"
+                    "m = ReduceMean<keepdims = 0>(h)\nloss = Mul(m, n)",
+        // Some of the samples, and sums of the first so many.
+        std::string("z = Constant<value = int64 {0}>()\ng = Gather<axis = 0>(h, z)\n"
+                    "loss = ReduceMean<keepdims = 0>(g)"),
+        std::string("two = Constant<value = int64[1] {2}>()\nv, i = TopK<axis = 0>(h, two)\n"
+                    "loss = ReduceMean<keepdims = 0>(v)"),
+        std::string("z = Constant<value = int64 {0}>()\nc = CumSum(h, z)\n"
+                    "loss = ReduceMean<keepdims = 0>(c)"),
+        // As long as the batch, though not made of samples.
+        kRows + "row = ReduceMean<axes = [0], keepdims = 1>(w)\ne = Expand(row, rows)\n"
+                "r = ReduceSumSquare<keepdims = 0>(e)\nm = ReduceMean<keepdims = 0>(h)\n"
+                "loss = Add(m, r)",
+        kClasses + "c = SoftmaxCrossEntropyLoss<ignore_index = 1>(h, best)\n"
+                   "r = ReduceSumSquare<keepdims = 0>(w)\nloss = Add(c, r)"}) {
     const ScalarLoss loss = described(body);
     EXPECT_FALSE(loss.sums_samples) << body;
     EXPECT_THAT(loss.warning, HasSubstr("depends on how a step is cut")) << body;

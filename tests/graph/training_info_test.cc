@@ -87,7 +87,7 @@ TEST(TrainingInfoTest, MomentumEqualsOurMomentum) {
     const int64_t size = accumulate ? 2 : 6;
     BindOptions options;
     options.batch = size;
-    testing::TrainingLoop theirs(build_from_training_info(model, options, accumulate));
+    testing::TrainingLoop theirs(testing::training_info_graph(model, options, accumulate));
     testing::TrainingLoop wanted(ours(size));
     EXPECT_EQ(theirs.training().parameters, (std::vector<std::string>{"w", "b"}));
     for (int step = 0; step < 5; ++step) {
@@ -112,7 +112,7 @@ TEST(TrainingInfoTest, CounterAndOptimizerRunOncePerStep) {
   const OnnxModel model = with_training_info(kMomentumStep, kMomentumBindings);
   BindOptions options;
   options.batch = 2;
-  const TrainingGraph training = build_from_training_info(model, options, true);
+  const TrainingGraph training = testing::training_info_graph(model, options, true);
   for (const Node& node : training.graph.nodes()) {
     if (node.op_type == "OnnxMomentum" || node.name.find("T_new") != std::string::npos) {
       EXPECT_EQ(node.region, Region::kUpdate) << node.name;
@@ -129,7 +129,7 @@ TEST(TrainingInfoTest, InitializationSetsTheStart) {
       {kMomentumBindings.update, {{"w", "w_start"}}},
       "start () => (double[3, 2] w_start)\n<double[3, 2] a = {1, 2, 3, 4, 5, 6}>\n"
       "{ w_start = Add(a, a) }");
-  const TrainingGraph training = build_from_training_info(model, {}, true);
+  const TrainingGraph training = testing::training_info_graph(model, {}, true);
   const Value& w = training.graph.value(*training.graph.find_value("w"));
   EXPECT_EQ(initial_value(w).to_double(), (std::vector<double>{2, 4, 6, 8, 10, 12}));
   const Value& b = training.graph.value(*training.graph.find_value("b"));
@@ -150,7 +150,7 @@ TEST(TrainingInfoTest, LearningRateInputFollowsTheRuntime) {
       step, {{{"w", "w_new"}, {"b", "b_new"}, {"vw", "vw_new"}, {"vb", "vb_new"}}, {}});
   BindOptions options;
   options.batch = 6;
-  testing::TrainingLoop theirs(build_from_training_info(model, options, true));
+  testing::TrainingLoop theirs(testing::training_info_graph(model, options, true));
   testing::TrainingLoop wanted(ours(6));
   for (const double lr : {0.125, 0.0625, 0.25}) {
     theirs.step(micro_batches(6, "y"), lr);
@@ -165,7 +165,7 @@ TEST(TrainingInfoTest, LearningRateInputFollowsTheRuntime) {
 
 std::string failure(const std::string& algorithm, const Bindings& bindings) {
   try {
-    build_from_training_info(with_training_info(algorithm, bindings), {}, true);
+    testing::training_info_graph(with_training_info(algorithm, bindings), {}, true);
   } catch (const Error& error) {
     return error.what();
   }
@@ -208,7 +208,7 @@ TEST(TrainingInfoTest, AStateMadeOfSamplesWantsThemInOneMicroBatch) {
   const OnnxModel model = with_training_info(step, bindings);
   BindOptions options;
   options.batch = 6;
-  const TrainingGraph training = build_from_training_info(model, options, false);
+  const TrainingGraph training = testing::training_info_graph(model, options, false);
   EXPECT_THAT(whole_batch_because(training.graph), HasSubstr("'M'"));
   const Graph& graph = training.graph;
   EXPECT_EQ(graph.value(*graph.find_value("M")).kind, ValueKind::kState);
@@ -225,10 +225,61 @@ TEST(TrainingInfoTest, AnUpdateThatCountsSamplesWantsThemInOneMicroBatch) {
           "  n = Size(y)\n  nd = Cast <to = 11> (n)\n  rate = Div(R, nd)\n  w_new, b_new,");
   replace("(R, T, w, b,", "(rate, T, w, b,");
   const OnnxModel model = with_training_info(step, kMomentumBindings);
-  EXPECT_THAT(whole_batch_because(build_from_training_info(model, {}, true).graph),
+  EXPECT_THAT(whole_batch_because(testing::training_info_graph(model, {}, true).graph),
               HasSubstr("number of samples"));
   const OnnxModel plain = with_training_info(kMomentumStep, kMomentumBindings);
-  EXPECT_EQ(whole_batch_because(build_from_training_info(plain, {}, true).graph), "");
+  EXPECT_EQ(whole_batch_because(testing::training_info_graph(plain, {}, true).graph), "");
+}
+
+// At whatever size of micro-batches: numbers of the model are no numbers of samples.
+TEST(TrainingInfoTest, TheLossIsToldAsOneOutsideWouldBe) {
+  const auto described = [](const std::string& reduction, const std::string& rest) {
+    std::string step = kMomentumStep;
+    const std::string own =
+        "loss = SoftmaxCrossEntropyLoss <reduction = \"mean\", ignore_index = -100> (scores, y)";
+    step.replace(step.find(own),
+                 own.size(),
+                 concat("part = SoftmaxCrossEntropyLoss <reduction = \"",
+                        reduction,
+                        "\"> (scores, y)\n  six = Constant <value = double {6}> ()\n  ",
+                        rest));
+    const OnnxModel model = with_training_info(step, kMomentumBindings);
+    BindOptions one, six;
+    one.batch = 1;
+    six.batch = 6;
+    const ScalarLoss loss = loss_of_training_info(model, one);
+    EXPECT_EQ(loss.warning, loss_of_training_info(model, six).warning);
+    return loss;
+  };
+  const ScalarLoss sum = described("sum", "loss = Div(part, six)");
+  EXPECT_TRUE(sum.sums_samples);
+  EXPECT_THAT(sum.warning, HasSubstr("is a sum"));
+  for (const char* rest :
+       {"loss = Mul(part, six)", "q = ReduceSumSquare <keepdims = 0> (w)\n  loss = Add(part, q)"}) {
+    const ScalarLoss mean = described("mean", rest);
+    EXPECT_FALSE(mean.sums_samples) << rest;
+    EXPECT_EQ(mean.warning, "") << rest;
+  }
+}
+
+TEST(TrainingInfoTest, WhatIsUnsupportedIsNamedWhereGradientWantsIt) {
+  std::string forward = kForward, step = kMomentumStep;
+  const auto replace = [](std::string& text, const std::string& from, const std::string& to) {
+    text.replace(text.find(from), from.size(), to);
+  };
+  replace(forward, "\"ai.onnx", "\"other\" : 1, \"ai.onnx");
+  replace(forward, "  scores = Add(h, b)\n", "  scores = Add(h, b)\n  s = other.Mystery(x)\n");
+  replace(step,
+          "<xs = [\"w\", \"b\"], y = \"loss\"> (w, b)",
+          "<xs = [\"w\", \"s\"], y = \"loss\"> (w)");
+  const OnnxModel model = testing::with_training_info(forward.c_str(), step, kMomentumBindings);
+  try {
+    testing::training_info_graph(model, {}, true);
+    FAIL() << "a gradient by the output of an unknown operator was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_THAT(error.message(), HasSubstr("Mystery"));
+  }
 }
 
 // ---- Gradient in a graph that is only evaluated

@@ -250,5 +250,17 @@ TEST_F(LossChoiceTest, LabelsThatFitBothWaysAreWarnedOf) {
   EXPECT_THAT(warning({"--batch-axis", "t=0"}), Not(HasSubstr("--batch-axis")));
 }
 
+// As many classes as tokens: the labels of both orders look alike.
+TEST_F(LossChoiceTest, ClassesThatMayLieAlongEitherAxisAreWarnedOf) {
+  for (const auto& [tokens, warned] : {std::pair<std::string, bool>{"3", true}, {"5", false}}) {
+    write_model("(float[batch, " + tokens + ", 4] x) => (float[batch, " + tokens + ", 3] y)",
+                "y = MatMul(x, w)");
+    write_data("x=r.rand(6, " + tokens + ", 4).astype('f4'), labels=r.randint(0, 3, (6, " + tokens +
+               "))");
+    const std::string err = run({"--batch-size", "6"}).err;
+    EXPECT_EQ(err.find("to have its classes along axis 2") != std::string::npos, warned) << err;
+  }
+}
+
 }  // namespace
 }  // namespace trainrt

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "tests/support/run_program.h"
+#include "tests/support/sequence_model.h"
 #include "tests/support/tiny_model.h"
 
 namespace trainrt {
@@ -205,6 +206,44 @@ TEST_F(RunCommandTest, SeveralMicroBatchesGiveTheGradientOfOne) {
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 1e-6);
     EXPECT_NEAR(a[i]["grad_norm"].get<double>(), b[i]["grad_norm"].get<double>(), 1e-6);
+  }
+}
+
+// The last batch has one sample, and so one shard where the others have eight.
+TEST_F(RunCommandTest, ExactSumsOfAShortLastBatchLeaveTheStateAlone) {
+  const std::string model = folder_.file("seq.onnxtxt"), data = folder_.file("data.npz");
+  write_text(model, testing::sequence_model());
+  testing::write_sequences(data, 33);
+  const auto train = [&](std::vector<std::string> arguments) {
+    const std::string file = folder_.file("m.jsonl");
+    arguments.insert(
+        arguments.begin(),
+        {"run", model, "--data", data, "--epochs", "3", "--lr", "0.01", "--metrics", file});
+    const ProgramResult result = run_trainrt(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return file;
+  };
+  for (const char* optimizer : {"adamw", "momentum"}) {
+    const auto fast = metrics(train({"--optimizer", optimizer}));
+    const std::string file = train({"--optimizer", optimizer, "--reduction", "exact"});
+    const auto exact = metrics(file);
+    const std::vector<std::string> one = course(file);
+    ASSERT_EQ(exact.size(), 6u);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const double loss = fast[i]["loss"];
+      EXPECT_NEAR(exact[i]["loss"].get<double>(), loss, 3e-6 * loss) << optimizer << " " << i;
+    }
+    EXPECT_EQ(one,
+              course(train({"--optimizer",
+                            optimizer,
+                            "--reduction",
+                            "exact",
+                            "--devices",
+                            "cpu:2",
+                            "--dp",
+                            "2",
+                            "--zero",
+                            "1"})));
   }
 }
 

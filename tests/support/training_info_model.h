@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "graph/onnx_import.h"
+#include "graph/training_graph.h"
 
 namespace trainrt::testing {
 
@@ -59,6 +60,13 @@ inline OnnxModel with_training_info(const char* forward,
   OnnxModel loaded = OnnxModel::load(path);
   std::filesystem::remove(path);
   return loaded;
+}
+
+inline TrainingGraph training_info_graph(const OnnxModel& model,
+                                         const BindOptions& options,
+                                         bool accumulate) {
+  return build_from_training_info(
+      model, options, accumulate, loss_of_training_info(model, options).sums_samples);
 }
 
 }  // namespace trainrt::testing
