@@ -197,8 +197,9 @@ class BruteForce {
       every_size_.clear();
       for (int64_t b = 1; b <= request_.global_batch; ++b) {
         const bool power = (b & (b - 1)) == 0;
+        const bool even = samples % b == 0 && samples / b <= 4;  // parts of a share
         GraphProfile made = profile_at(b, d.tensor, sequence_parallel);
-        if ((power || b == samples) && (d.tensor == 1 || !made.placements.empty())) {
+        if ((power || even) && (d.tensor == 1 || !made.placements.empty())) {
           engine_ = own_engine(request_.precision, made.optimizer_bytes);
           profiles.emplace(b, made);
         }
