@@ -48,13 +48,14 @@ const Command& find_command(const std::string& name) {
 
 // The help of a command's options, under a usage line of its own arguments.
 std::string help_text(const Command& command, std::string options) {
-  const std::string words = "[arguments...]";
+  const std::string words = "[...]";
   const size_t at = options.find(words);
   if (at != std::string::npos) {
     options.replace(at, words.size(), command.arguments);
   }
   const std::string arguments = command.arguments.empty() ? "" : " " + command.arguments;
-  return "trainrt " + command.name + arguments + ": " + command.summary + "\n" + options +
+  options.erase(options.find_last_not_of('\n') + 1);
+  return "trainrt " + command.name + arguments + ": " + command.summary + "\n" + options + "\n" +
          (command.notes ? command.notes() : "");
 }
 

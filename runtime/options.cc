@@ -115,7 +115,7 @@ std::string shown_setting(const std::string& value) {
 Options parse_options(const std::string& command,
                       unsigned groups,
                       const std::vector<std::string>& arguments) {
-  CLI::App app("trainrt " + command);
+  CLI::App app;
   app.name("trainrt " + command);
   app.allow_extras();
   Options options;
