@@ -12,6 +12,7 @@
 #include "parallel/passes/padding.h"
 #include "planner/kept_values.h"
 #include "planner/kernel_sample.h"
+#include "planner/shard_part.h"
 #include "planner/shared_shardings.h"
 
 namespace trainrt {
@@ -69,7 +70,7 @@ class Profiler {
         const auto found = shardings[c].placements.find(model_.parameters[c][i]);
         if (found != shardings[c].placements.end() &&
             found->second.kind == Placement::Kind::kShard) {
-          result.placements[model_.parameter_names[b][i]] = found->second;
+          result.placements[model_.parameter_names[b][i]] = Placement::shard(found->second.dim);
         }
       }
       for (size_t i = 0; i < model_.products[c].size(); ++i) {
@@ -97,9 +98,9 @@ class Profiler {
     double size = static_cast<double>(value.type.bytes());
     size *= value.type.dtype == DType::kFloat32 ? scale_ : 1;
     const auto found = sharding.placements.find(id);
-    const bool split =
-        found != sharding.placements.end() && found->second.kind == Placement::Kind::kShard;
-    return split ? size / request_.tensor_parallel : size;
+    return found == sharding.placements.end()
+               ? size
+               : largest_part(size, value.type.shape, found->second, request_.tensor_parallel);
   }
 
   Cost scaled(Cost cost) const {
@@ -205,7 +206,8 @@ class Profiler {
         for (size_t o = 0; factor >= 0 && o < node.outputs.size() && o < rule.outputs.size(); ++o) {
           for (size_t d = 0; d < rule.outputs[o].size(); ++d) {
             if (!rule.outputs[o][d].empty() && rule.outputs[o][d][0] == factor) {
-              placements[node.outputs[o]] = Placement::shard(static_cast<int>(d));
+              placements[node.outputs[o]] = Placement::shard(
+                  static_cast<int>(d), rule.factors[static_cast<size_t>(factor)].size);
             }
           }
         }
@@ -238,11 +240,13 @@ class Profiler {
       for (const ValueId input : graph_.node(id).inputs) {
         if (input != kNoValue && graph_.value(input).kind == ValueKind::kParameter &&
             seen.insert(input).second) {
-          const double size = static_cast<double>(num_elements(graph_.value(input).type.shape));
+          const Shape& shape = graph_.value(input).type.shape;
+          const double size = static_cast<double>(num_elements(shape));
           const auto found = sharding.placements.find(input);
-          const bool split =
-              found != sharding.placements.end() && found->second.kind == Placement::Kind::kShard;
-          result.parameters += split ? size / request_.tensor_parallel : size;
+          result.parameters +=
+              found == sharding.placements.end()
+                  ? size
+                  : largest_part(size, shape, found->second, request_.tensor_parallel);
         }
       }
     }

@@ -7,6 +7,7 @@
 
 #include "graph/op_def.h"
 #include "planner/block_memory.h"
+#include "planner/shard_part.h"
 
 namespace trainrt {
 
@@ -99,7 +100,8 @@ std::map<ValueId, Placement> place(const BlockBytesRequest& request, const Block
       }
       for (size_t d = 0; d < rule.outputs[o].size(); ++d) {
         if (!rule.outputs[o][d].empty() && rule.outputs[o][d][0] == factor) {
-          placements[output] = Placement::shard(static_cast<int>(d));
+          placements[output] =
+              Placement::shard(static_cast<int>(d), rule.factors[static_cast<size_t>(factor)].size);
         }
       }
     }
@@ -128,7 +130,9 @@ int inherited_factor(const Graph& graph,
     }
     const int factor = rule.inputs[i][dim][0];
     const Factor& f = rule.factors[static_cast<size_t>(factor)];
-    const bool splits = f.kind != FactorKind::kWhole && f.size % tensor_parallel == 0;
+    const int64_t units = num_units(graph.value(id).type.shape, found->second);
+    const bool splits = f.kind != FactorKind::kWhole && f.size >= tensor_parallel &&
+                        cut_units(f.size, tensor_parallel) == cut_units(units, tensor_parallel);
     if (splits && graph.value(id).type.bytes() > most) {
       best = factor;
       most = graph.value(id).type.bytes();
@@ -150,8 +154,9 @@ BlockBytes block_bytes(const BlockBytesRequest& request, int block_class) {
     double size = static_cast<double>(value.type.bytes());
     size *= value.type.dtype == DType::kFloat32 ? request.float32_scale : 1;
     const auto found = placements.find(id);
-    const bool split = found != placements.end() && found->second.kind == Placement::Kind::kShard;
-    return split ? size / request.tensor_parallel : size;
+    return found == placements.end()
+               ? size
+               : largest_part(size, value.type.shape, found->second, request.tensor_parallel);
   };
   const KeptValues kept = kept_values(graph, block);
   BlockBytes result;

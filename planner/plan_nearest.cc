@@ -5,6 +5,7 @@
 #include "graph/base/error.h"
 #include "planner/parallel_for.h"
 #include "planner/plan_search.h"
+#include "planner/shared_shardings.h"
 
 namespace trainrt {
 
@@ -263,13 +264,29 @@ void PlanSearch::refuse_pins(int num_blocks) const {
                  too_few_for_2bw_->second,
                  " of them: raise --batch-size, or lower --micro-batch-size, --pp or --dp");
   }
+  const bool none_shared = std::all_of(degrees_.begin(), degrees_.end(), [this](const Degrees& d) {
+    return d.tensor > 1 && profiles_.empty();
+  });
+  if (none_shared) {
+    const int64_t most = most_tensor_ranks(model_at(pins.micro_batch.value_or(1)).blocks);
+    TRAINRT_FAIL(kInvalidArgument,
+                 pins.tensor ? "--tp " : "a tensor degree of ",
+                 degrees_[0].tensor,
+                 pins.tensor ? "" : ", which the pins leave,",
+                 " has no tensor to share: ",
+                 most > 1 ? concat("no dim of a weight has a part for more than ", most, " ranks")
+                          : "no operator with weights can be cut",
+                 "; ",
+                 pins.tensor
+                     ? concat("lower --tp", most > 1 ? concat(" to ", most, " or less") : "")
+                     : "raise --dp or --pp");
+  }
   TRAINRT_FAIL(kInvalidArgument,
                "no plan agrees with the pins: the model has ",
                num_blocks,
-               " blocks that pipeline stages can be cut at, and ",
-               pins.tensor.value_or(1) > 1
-                   ? concat("no tensor that ", *pins.tensor, " ranks could share")
-                   : concat("the batch ", request_.global_batch, " samples"));
+               " blocks that pipeline stages can be cut at, and the batch ",
+               request_.global_batch,
+               " samples");
 }
 
 }  // namespace trainrt

@@ -358,8 +358,9 @@ std::string placements_section(const PlanResult& result) {
     return "";
   }
   return "<h2>Which tensor is placed how</h2><p class=note>Over the devices of a tensor group; "
-         "shard(d) cuts dimension d into equal parts. * stands for a number, such as the layer's. "
-         "All other tensors are whole on every device.</p><table id=placements><tr><th>tensor</th>"
+         "shard(d) cuts dimension d into parts as equal as can be. * stands for a number, such as "
+         "the layer's. All other tensors are whole on every device.</p>"
+         "<table id=placements><tr><th>tensor</th>"
          "<th class=n>how many</th><th>placement</th></tr>" +
          group_rows(groups, false) + "</table>";
 }

@@ -34,6 +34,33 @@ struct ProgramMemory::Group {
   std::vector<std::unique_ptr<RankClass>> classes;
 };
 
+namespace {
+
+// What is computed may be cut where no tensor that is held is: from the parts that a collective
+// moves over the tensor group, how many of each `degree` are the larger ones.
+std::set<int64_t> larger_parts(const Program& program, int degree) {
+  std::set<int64_t> found;
+  for (const ProgramVariant& variant : program.variants) {
+    for (const Node& node : variant.graph.nodes()) {
+      if (degree == 1 || node.attributes.get_string("group", "") != "tensor") {
+        continue;
+      }
+      for (const char* name : {"sizes", "concat_sizes"}) {
+        const std::vector<int64_t> sizes = node.attributes.get_ints(name, {});
+        for (auto first = sizes.begin(); first != sizes.end(); first += degree) {
+          const int64_t larger = std::count(first, first + degree, *first);
+          if (larger < degree) {
+            found.insert(larger);
+          }
+        }
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
 int64_t ProgramMemory::work(const Plan& plan, int num_nodes) {
   std::set<std::pair<int64_t, int64_t>> shares;
   for (const DataShare& share : plan.shares) {
@@ -106,6 +133,9 @@ std::unique_ptr<ProgramMemory::RankClass> ProgramMemory::make_class(int rank) {
         made->units.push_back(cut.count);
       }
     }
+  }
+  for (const int64_t larger : larger_parts(program, plan_.tensor_parallel)) {
+    made->units.push_back(larger);  // of so many units the same ranks have one
   }
   const auto has_state = [](const ProgramVariant& variant) {
     return !variant.graph.values_of_kind(ValueKind::kState).empty();

@@ -13,6 +13,7 @@
 
 #include "graph/base/error.h"
 #include "planner/kernel_sample.h"
+#include "planner/shard_part.h"
 
 namespace trainrt {
 
@@ -30,28 +31,34 @@ int dim_of(const TensorFactors& dims, int factor) {
   return -1;
 }
 
-constexpr int8_t kWhole = -1;
+// How a value lies: split along `dim` into `units` as of cut_units(), or whole.
+struct Cut {
+  int32_t dim = -1;
+  int32_t units = 0;
+  bool operator==(const Cut&) const = default;
+};
+constexpr Cut kWhole;
 
-// A value as the block sees it, by a number of its own. `dim`: along which it is split; kWhole.
+// A value as the block sees it, by a number of its own.
 struct Local {
   ValueId id = kNoValue;
   bool trained = false;
-  bool is_weight = false;
-  std::optional<int8_t> pin;  // the dim that a given plan says
+  std::optional<Cut> pin;  // that a given plan says
 };
 
 // What a node needs for one choice of its factor.
 struct Choice {
   double seconds = 0;
-  std::vector<int8_t> inputs;   // dim along which each input is wanted split
-  std::vector<int8_t> outputs;  // ... each output then is
-  bool partial = false;         // output 0 is a sum yet to be reduced
+  std::vector<Cut> inputs;   // how each input is wanted
+  std::vector<Cut> outputs;  // ... each output then lies
+  bool partial = false;      // output 0 is a sum yet to be reduced
 };
 
 struct NodeInfo {
   NodeId id = kNoNode;
   const ShardingRule* rule = nullptr;
   std::vector<int> inputs, outputs;            // locals; -1: absent
+  std::vector<bool> can_split;                 // by factor
   std::vector<std::optional<Choice>> choices;  // by factor + 1, made when first asked for
 };
 
@@ -65,9 +72,9 @@ struct Step {
 
 struct State {
   double seconds = 0;
-  int step = -1;  // index of its last step
-  // By local the dim, then again by local what of it was copied: kGathered, kReduced.
-  std::vector<int8_t> dims;
+  int step = -1;               // index of its last step
+  std::vector<Cut> cuts;       // by local
+  std::vector<int8_t> copied;  // by local: kGathered, kReduced
 };
 
 constexpr int8_t kGathered = 1;  // a whole copy of the split value was made
@@ -78,7 +85,7 @@ class Search {
   Search(const ShardingRequest& request, const Block& block)
       : request_(request), graph_(*request.graph), block_(block) {
     if (request.sequence_parallel && block.input != kNoValue && fits_sequence(block.input)) {
-      border_ = 1;
+      border_ = {1, request.degree};
     }
     for (const NodeId id : block.forward) {
       const Node& node = graph_.node(id);
@@ -92,6 +99,9 @@ class Search {
       for (const ValueId output : node.outputs) {
         info.outputs.push_back(local(output));
       }
+      for (size_t f = 0; f < info.rule->factors.size(); ++f) {
+        info.can_split.push_back(can_split(node, *info.rule, static_cast<int>(f)));
+      }
       nodes_.push_back(std::move(info));
     }
     input_ = local(block.input);
@@ -101,10 +111,10 @@ class Search {
 
   BlockSharding run() {
     std::vector<State> beam(1);
-    beam[0].dims.assign(locals_.size(), kWhole);
-    beam[0].dims.resize(2 * locals_.size(), 0);
+    beam[0].cuts.assign(locals_.size(), kWhole);
+    beam[0].copied.assign(locals_.size(), 0);
     if (input_ >= 0) {
-      dim(beam[0], input_) = border_;
+      cut(beam[0], input_) = border_;
     }
     for (size_t n = 0; n < nodes_.size(); ++n) {
       std::vector<State> next;
@@ -129,12 +139,34 @@ class Search {
     return shape.size() >= 3 && shape[1] % request_.degree == 0;
   }
 
+  // Whether `factor` has a part for every rank. Parts that differ are cut in units of the factor,
+  // which a plan can say of a weight only where they are its elements.
+  bool can_split(const Node& node, const ShardingRule& rule, int factor) const {
+    const Factor& f = rule.factors[static_cast<size_t>(factor)];
+    if (!is_splittable(f) || f.size < request_.degree) {
+      return false;
+    }
+    if (f.size % request_.degree == 0) {
+      return true;
+    }
+    for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
+      const ValueId input = node.inputs[i];
+      const int dim = input == kNoValue || !is_persistent(graph_.value(input).kind)
+                          ? -1
+                          : dim_of(rule.inputs[i], factor);
+      if (dim >= 0 && graph_.value(input).type.shape[static_cast<size_t>(dim)] != f.size) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   double bytes(int local) const {
     return static_cast<double>(graph_.value(locals_[static_cast<size_t>(local)].id).type.bytes());
   }
 
-  // The dim that a given plan cuts a tensor along, kWhole for none; nothing: it does not say.
-  std::optional<int8_t> pin(ValueId id) const {
+  // How a given plan cuts a tensor; nothing: it does not say.
+  std::optional<Cut> pin(ValueId id) const {
     if (request_.pins == nullptr || request_.pins->placements.empty()) {
       return std::nullopt;
     }
@@ -142,8 +174,20 @@ class Search {
     if (found == request_.pins->placements.end()) {
       return std::nullopt;
     }
-    return static_cast<int8_t>(found->second.kind == Placement::Kind::kShard ? found->second.dim
-                                                                             : kWhole);
+    const Placement& placement = found->second;
+    return placement.kind == Placement::Kind::kShard
+               ? cut_of(placement.dim, num_units(graph_.value(id).type.shape, placement))
+               : kWhole;
+  }
+
+  // Into `size` units along `dim`.
+  Cut cut_of(int dim, int64_t size) const {
+    return {dim, static_cast<int32_t>(cut_units(size, request_.degree))};
+  }
+
+  Cut cut_under(const TensorFactors& dims, const ShardingRule& rule, int factor) const {
+    const int dim = dim_of(dims, factor);
+    return dim < 0 ? kWhole : cut_of(dim, rule.factors[static_cast<size_t>(factor)].size);
   }
 
   int local(ValueId id) {
@@ -152,19 +196,16 @@ class Search {
     }
     const auto [entry, is_new] = local_of_.emplace(id, static_cast<int>(locals_.size()));
     if (is_new) {
-      locals_.push_back({id,
-                         (*request_.trained)[static_cast<size_t>(id)],
-                         graph_.value(id).kind == ValueKind::kParameter,
-                         pin(id)});
+      locals_.push_back({id, (*request_.trained)[static_cast<size_t>(id)], pin(id)});
     }
     return entry->second;
   }
 
-  static int8_t& dim(State& state, int local) { return state.dims[static_cast<size_t>(local)]; }
+  static Cut& cut(State& state, int local) { return state.cuts[static_cast<size_t>(local)]; }
 
   // True the first time.
-  bool mark(State* state, int local, int8_t flag) const {
-    int8_t& copied = state->dims[locals_.size() + static_cast<size_t>(local)];
+  static bool mark(State* state, int local, int8_t flag) {
+    int8_t& copied = state->copied[static_cast<size_t>(local)];
     const bool first = (copied & flag) == 0;
     copied = static_cast<int8_t>(copied | flag);
     return first;
@@ -186,8 +227,8 @@ class Search {
   }
 
   // Brings a value to `wanted` for an operator that is split or not.
-  void move(int local, int8_t wanted, bool split, State* state, Step* step) {
-    const int8_t present = dim(*state, local);
+  void move(int local, Cut wanted, bool split, State* state, Step* step) {
+    const Cut present = cut(*state, local);
     const bool gradient = locals_[static_cast<size_t>(local)].trained;
     if (present == wanted) {
       if (wanted == kWhole && split && gradient && mark(state, local, kReduced)) {
@@ -210,9 +251,12 @@ class Search {
       }
       return;
     }
-    add(&step->forward, Collective::kAllToAll, local, state);
+    // To other units of the same dim the whole is gathered and sliced.
+    const Collective kind =
+        present.dim == wanted.dim ? Collective::kAllGather : Collective::kAllToAll;
+    add(&step->forward, kind, local, state);
     if (gradient) {
-      add(&step->backward, Collective::kAllToAll, local, state);
+      add(&step->backward, kind, local, state);
     }
   }
 
@@ -220,12 +264,7 @@ class Search {
     std::vector<int>& found = candidates_;
     found.assign(1, -1);
     const auto offer = [&](const DimFactors& dim) {
-      if (dim.empty()) {
-        return;
-      }
-      const Factor& f = info.rule->factors[static_cast<size_t>(dim[0])];
-      if ((f.kind == FactorKind::kParallel || f.kind == FactorKind::kReduction) &&
-          f.size % request_.degree == 0) {
+      if (!dim.empty() && info.can_split[static_cast<size_t>(dim[0])]) {
         found.push_back(dim[0]);
       }
     };
@@ -235,12 +274,15 @@ class Search {
       }
       const Local& input = locals_[static_cast<size_t>(info.inputs[i])];
       const TensorFactors& dims = info.rule->inputs[i];
-      if (input.is_weight && graph_.value(input.id).type.shape.size() >= 2) {
+      if (is_weight_matrix(graph_.value(input.id))) {
         std::for_each(dims.begin(), dims.end(), offer);
       }
-      const int8_t present = state.dims[static_cast<size_t>(info.inputs[i])];
-      if (present != kWhole && static_cast<size_t>(present) < dims.size()) {
-        offer(dims[static_cast<size_t>(present)]);
+      const Cut present = state.cuts[static_cast<size_t>(info.inputs[i])];
+      if (present.dim >= 0 && static_cast<size_t>(present.dim) < dims.size()) {
+        const DimFactors& dim = dims[static_cast<size_t>(present.dim)];
+        if (!dim.empty() && cut_under(dims, *info.rule, dim[0]) == present) {
+          offer(dim);
+        }
       }
     }
     std::sort(found.begin(), found.end());
@@ -257,13 +299,12 @@ class Search {
     const ShardingRule& rule = *info->rule;
     made.emplace();
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      made->inputs.push_back(static_cast<int8_t>(
-          factor < 0 || i >= rule.inputs.size() ? kWhole : dim_of(rule.inputs[i], factor)));
+      made->inputs.push_back(
+          factor < 0 || i >= rule.inputs.size() ? kWhole : cut_under(rule.inputs[i], rule, factor));
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const bool split = factor >= 0 && o < rule.outputs.size() && node.outputs[o] != kNoValue;
-      made->outputs.push_back(
-          static_cast<int8_t>(split ? dim_of(rule.outputs[o], factor) : kWhole));
+      made->outputs.push_back(split ? cut_under(rule.outputs[o], rule, factor) : kWhole);
       if (split && made->outputs.back() == kWhole) {
         made->partial = rule.factors[static_cast<size_t>(factor)].kind == FactorKind::kReduction;
       }
@@ -296,13 +337,13 @@ class Search {
       for (size_t o = 0; o < info.outputs.size(); ++o) {
         const int output = info.outputs[o];
         if (output >= 0 && chosen.outputs[o] != kWhole) {
-          dim(grown, output) = chosen.outputs[o];
+          cut(grown, output) = chosen.outputs[o];
         }
-        const std::optional<int8_t> pinned =
+        const std::optional<Cut> pinned =
             output < 0 || chosen.partial ? std::nullopt : locals_[static_cast<size_t>(output)].pin;
         if (pinned) {
           move(output, *pinned, false, &grown, &step);
-          dim(grown, output) = *pinned;
+          cut(grown, output) = *pinned;
         }
       }
       if (chosen.partial) {
@@ -313,17 +354,17 @@ class Search {
     }
   }
 
-  void input(int local, int8_t wanted, bool split, State* state, Step* step) {
+  void input(int local, Cut wanted, bool split, State* state, Step* step) {
     const ValueKind kind = graph_.value(locals_[static_cast<size_t>(local)].id).kind;
-    const std::optional<int8_t> pinned = locals_[static_cast<size_t>(local)].pin;
+    const std::optional<Cut> pinned = locals_[static_cast<size_t>(local)].pin;
     const bool held = kind == ValueKind::kParameter || kind == ValueKind::kState;
     if (held && pinned) {
-      dim(*state, local) = *pinned;
+      cut(*state, local) = *pinned;
       if (*pinned != wanted) {
         move(local, wanted, split, state, step);
       }
     } else if (held) {
-      dim(*state, local) = wanted;
+      cut(*state, local) = wanted;
       state->seconds += wanted == kWhole ? bytes(local) * request_.whole_seconds_per_byte : 0;
     } else if (kind == ValueKind::kIntermediate) {
       move(local, wanted, split, state, step);
@@ -333,13 +374,16 @@ class Search {
   // The sum over the ranks of output 0: whole on all, or scattered along the sequence.
   void reduce(const NodeInfo& info, State grown, Step step, std::vector<State>* next) {
     const int sum = info.outputs[0];
-    if (const std::optional<int8_t> pinned = locals_[static_cast<size_t>(sum)].pin) {
-      const bool cut = *pinned != kWhole;
-      add(&step.forward, cut ? Collective::kReduceScatter : Collective::kAllReduce, sum, &grown);
-      if (cut) {
+    if (const std::optional<Cut> pinned = locals_[static_cast<size_t>(sum)].pin) {
+      const bool scatters = *pinned != kWhole;
+      add(&step.forward,
+          scatters ? Collective::kReduceScatter : Collective::kAllReduce,
+          sum,
+          &grown);
+      if (scatters) {
         add(&step.backward, Collective::kAllGather, sum, &grown);
       }
-      dim(grown, sum) = *pinned;
+      cut(grown, sum) = *pinned;
       push(std::move(grown), std::move(step), next);
       return;
     }
@@ -348,7 +392,7 @@ class Search {
       Step with = step;
       add(&with.forward, Collective::kReduceScatter, sum, &scattered);
       add(&with.backward, Collective::kAllGather, sum, &scattered);
-      dim(scattered, sum) = 1;
+      cut(scattered, sum) = border_;
       push(std::move(scattered), std::move(with), next);
     }
     add(&step.forward, Collective::kAllReduce, sum, &grown);
@@ -376,11 +420,11 @@ class Search {
     if (output_ < 0) {
       return;
     }
-    const int8_t wanted = border_ != kWhole && fits_sequence(block_.output) ? border_ : kWhole;
+    const Cut wanted = border_ != kWhole && fits_sequence(block_.output) ? border_ : kWhole;
     Step step;
     step.before = state->step;
     move(output_, wanted, false, state, &step);
-    dim(*state, output_) = wanted;
+    cut(*state, output_) = wanted;
     state->step = static_cast<int>(steps_.size());
     steps_.push_back(std::move(step));
   }
@@ -401,8 +445,9 @@ class Search {
       sharding.backward.insert(sharding.backward.end(), step.backward.begin(), step.backward.end());
     });
     for (size_t i = 0; i < locals_.size(); ++i) {
-      if (state.dims[i] != kWhole) {
-        sharding.placements[locals_[i].id] = Placement::shard(state.dims[i]);
+      const auto [dim, units] = state.cuts[i];
+      if (dim >= 0) {
+        sharding.placements[locals_[i].id] = Placement::shard(dim, units);
       }
     }
     return sharding;
@@ -411,7 +456,7 @@ class Search {
   const ShardingRequest& request_;
   const Graph& graph_;
   const Block& block_;
-  int8_t border_ = kWhole;
+  Cut border_;
   std::vector<NodeInfo> nodes_;
   std::vector<Local> locals_;
   std::unordered_map<ValueId, int> local_of_;
@@ -431,7 +476,8 @@ OpContext local_context(
       const int dim = dim_of(factors[i], factor);
       if (dim >= 0 && static_cast<size_t>(dim) < type.shape.size()) {
         int64_t& size = type.shape[static_cast<size_t>(dim)];
-        size = std::max<int64_t>(1, size / degree);
+        const int64_t units = rule.factors[static_cast<size_t>(factor)].size;
+        size = size / units * shard_range(units, degree, 0).size;
       }
     }
     return type;

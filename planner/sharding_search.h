@@ -15,9 +15,10 @@
 namespace trainrt {
 
 struct BlockSharding {
-  std::map<NodeId, int> factor;             // of the operator's rule; -1: not split
-  std::map<ValueId, Placement> placements;  // of values and parameters; absent: replicate
-  std::vector<TensorCollective> forward;    // collectives in forward and in backward
+  std::map<NodeId, int> factor;  // of the operator's rule; -1: not split
+  // Of values and parameters, in units as of cut_units(); absent: replicate.
+  std::map<ValueId, Placement> placements;
+  std::vector<TensorCollective> forward;  // collectives in forward and in backward
   std::vector<TensorCollective> backward;
   double seconds = 0;  // that were least: of compute and of collectives
 };
@@ -40,7 +41,16 @@ struct ShardingRequest {
 // dim 1 (the sequence) under sequence parallelism.
 BlockSharding search_sharding(const ShardingRequest& request, const Block& block);
 
-// The operator's types on one rank when `factor` is split `degree` ways.
+// Whether ranks can share what an operator does along the factor.
+inline bool is_splittable(const Factor& factor) {
+  return factor.kind == FactorKind::kParallel || factor.kind == FactorKind::kReduction;
+}
+// What an operator is split for though none of its inputs is yet.
+inline bool is_weight_matrix(const Value& value) {
+  return value.kind == ValueKind::kParameter && value.type.shape.size() >= 2;
+}
+
+// The operator's types when `factor` is split `degree` ways, on the rank with the most of it.
 OpContext local_context(
     const Graph& graph, const Node& node, const ShardingRule& rule, int factor, int degree);
 

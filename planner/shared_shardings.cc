@@ -96,4 +96,25 @@ std::vector<BlockSharding> shard_blocks(const ModelBlocks& model, const Sharding
   return shardings;
 }
 
+int64_t most_tensor_ranks(const ModelBlocks& model) {
+  int64_t most = 1;
+  for (const Block& block : model.classes) {
+    for (const NodeId id : block.forward) {
+      const Node& node = model.graph.node(id);
+      const ShardingRule& rule = model.facts->rule(model.graph, id);
+      for (size_t i = 0; i < node.inputs.size() && i < rule.inputs.size(); ++i) {
+        if (node.inputs[i] == kNoValue || !is_weight_matrix(model.graph.value(node.inputs[i]))) {
+          continue;
+        }
+        for (const DimFactors& dim : rule.inputs[i]) {
+          if (!dim.empty() && is_splittable(rule.factors[static_cast<size_t>(dim[0])])) {
+            most = std::max(most, rule.factors[static_cast<size_t>(dim[0])].size);
+          }
+        }
+      }
+    }
+  }
+  return most;
+}
+
 }  // namespace trainrt

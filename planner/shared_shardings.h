@@ -13,4 +13,7 @@ namespace trainrt {
 // different ways: then it lies so that all blocks together take least.
 std::vector<BlockSharding> shard_blocks(const ModelBlocks& model, const ShardingRequest& request);
 
+// Most ranks that a tensor of the model can be shared by; 1: none can.
+int64_t most_tensor_ranks(const ModelBlocks& model);
+
 }  // namespace trainrt

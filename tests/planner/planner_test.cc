@@ -17,6 +17,8 @@
 namespace trainrt {
 namespace {
 
+using ::testing::HasSubstr;
+
 PlanRequest request_for(const Topology& topology, int64_t batch, int layers, int64_t hidden) {
   PlanRequest request;
   request.model.training = [layers, hidden](int64_t micro_batch) {
@@ -190,10 +192,62 @@ TEST(PlannerTest, APinnedTensorDegreeIsKeptWhereItDoesNotPay) {
   ASSERT_TRUE(result.feasible);
   EXPECT_EQ(result.plan.tensor_parallel, 2);
   EXPECT_FALSE(result.plan.placements.empty());
+}
+
+TEST(PlannerTest, TensorDegreesThatDivideNoDimAreCarriedOut) {
+  for (const int degree : {2, 3}) {
+    PlanRequest request = request_for(make_preset(concat("cpu:", degree)), 6, 2, 64);
+    request.model.training = [](int64_t micro_batch) {
+      return testing::layered_model(micro_batch, 1, 3, 5, 7, 11);
+    };
+    request.precision = "fp32";
+    request.pins.tensor = degree;
+    const PlanResult result = make_plan(request);
+    ASSERT_TRUE(result.feasible) << degree;
+    EXPECT_FALSE(result.plan.placements.empty()) << degree;
+  }
+}
+
+TEST(PlannerTest, ATensorDegreeThatNothingHasPartsForIsRefused) {
+  PlanRequest request = request_for(make_preset("cpu:16"), 6, 2, 64);
   request.model.training = [](int64_t micro_batch) {
-    return testing::layered_model(micro_batch, 1, 3, 5, 7, 9);
+    return testing::layered_model(micro_batch, 1, 3, 5, 7, 11);
   };
-  EXPECT_THROW(make_plan(request), Error);  // no dim is even
+  request.precision = "fp32";
+  const auto refusal = [&]() -> std::string {
+    try {
+      make_plan(request);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  request.pins.tensor = 16;
+  EXPECT_THAT(refusal(),
+              HasSubstr("--tp 16 has no tensor to share: no dim of a weight has a part "
+                        "for more than 11 ranks; lower --tp to 11 or less"));
+  request.pins.tensor.reset();
+  request.pins.data = 1;
+  request.pins.pipeline = 1;
+  EXPECT_THAT(refusal(), HasSubstr("a tensor degree of 16, which the pins leave, has no tensor"));
+}
+
+// As an even size just above it is.
+TEST(ShardingSearchTest, AnOddSizeIsCutAsAnEvenOne) {
+  const Topology topology = make_preset("dgx-a100");
+  const CostModel cost(topology.type_of(0), "bf16");
+  const GroupLinks group = group_links(topology, {0, 1}, 1);
+  const auto profile = [&](int64_t ffn) {
+    const ModelBlocks model = model_blocks(testing::layered_model(4, 4, 1024, 4096, ffn, 1024), 4);
+    return graph_profile({&model, &cost, &group, 2, false, 2});
+  };
+  const GraphProfile odd = profile(16383), even = profile(16384);
+  EXPECT_EQ(odd.placements, even.placements);
+  EXPECT_EQ(odd.placements.at("layer1.up"), Placement::shard(1));
+  // The first rank has as much as of the even size.
+  for (size_t c = 0; c < odd.profile.classes.size(); ++c) {
+    EXPECT_EQ(odd.profile.classes[c].parameters, even.profile.classes[c].parameters);
+  }
 }
 
 // The other two degrees leave it no choice.

@@ -77,6 +77,22 @@ const std::vector<std::string> kCnn = {"cnn"};
 const std::vector<std::string> kResnet = {"resnet", "--layers", "18", "--image", "32"};
 const std::vector<std::string> kT5 = {
     "t5", "--layers", "2", "--hidden", "32", "--heads", "4", "--seq", "8", "--vocab", "64"};
+// The sequence alone is no multiple of four.
+const std::vector<std::string> kLlama = {"llama",
+                                         "--layers",
+                                         "2",
+                                         "--hidden",
+                                         "32",
+                                         "--heads",
+                                         "4",
+                                         "--kv-heads",
+                                         "4",
+                                         "--ffn",
+                                         "64",
+                                         "--vocab",
+                                         "64",
+                                         "--seq",
+                                         "10"};
 const std::vector<std::string> kUnet = {"unet", "--image", "32"};
 
 INSTANTIATE_TEST_SUITE_P(
@@ -102,6 +118,20 @@ INSTANTIATE_TEST_SUITE_P(
         MemoryCase{"GptTensor",
                    kGpt,
                    {"--batch-size", "4", "--devices", "cpu:4"},
+                   {"--tp", "4", "--sequence-parallel"}},
+        MemoryCase{
+            "MlpTensorUneven", kMlp, {"--batch-size", "7", "--devices", "cpu:3"}, {"--tp", "3"}},
+        MemoryCase{"GptTensorUneven",
+                   kGpt,
+                   {"--batch-size", "6", "--devices", "cpu:6"},
+                   {"--tp", "3", "--dp", "2"}},
+        MemoryCase{"GptSequenceUneven",
+                   kGpt,
+                   {"--batch-size", "2", "--devices", "cpu:3"},
+                   {"--tp", "3", "--sequence-parallel"}},
+        MemoryCase{"LlamaSequenceUneven",
+                   kLlama,
+                   {"--batch-size", "2", "--devices", "cpu:4"},
                    {"--tp", "4", "--sequence-parallel"}},
         MemoryCase{"T5Pipeline",
                    kT5,

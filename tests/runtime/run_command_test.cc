@@ -147,6 +147,7 @@ TEST_F(RunCommandTest, SeveralRanksGiveTheLossesOfOne) {
        std::vector<std::vector<std::string>>{{"--devices", "cpu:2", "--dp", "2"},
                                              {"--devices", "cpu:2", "--pp", "2"},
                                              {"--devices", "cpu:3", "--dp", "3"},
+                                             {"--devices", "cpu:3", "--tp", "3"},
                                              {"--devices", "cpu:4", "--dp", "2", "--pp", "2"}}) {
     const auto many = losses(split);
     ASSERT_EQ(many.size(), one.size());
