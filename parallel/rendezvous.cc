@@ -403,11 +403,6 @@ const std::string& Rendezvous::host_of(int rank) const {
   return impl_->hosts.at(static_cast<size_t>(rank));
 }
 
-int Rendezvous::num_local_ranks() const {
-  return static_cast<int>(
-      std::count(impl_->hosts.begin(), impl_->hosts.end(), host_of(impl_->place.rank)));
-}
-
 std::vector<std::string> Rendezvous::exchange(const std::string& what, const std::string& mine) {
   set_activity(doing_exchange(what), -1);
   impl_->send({{"type", "exchange"}, {"what", what}, {"blob", mine}});

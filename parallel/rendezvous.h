@@ -83,9 +83,8 @@ class Rendezvous {
   std::chrono::milliseconds deadline() const;
   // How other ranks reach this one's host.
   const std::string& address() const;
-  // Equal for ranks of one host (or of one container of it), and how many this rank's host has.
+  // Equal for ranks of one host (or of one container of it).
   const std::string& host_of(int rank) const;
-  int num_local_ranks() const;
 
   // Every rank's `mine`, in rank order. Collective; `what` says what it is for.
   std::vector<std::string> exchange(const std::string& what, const std::string& mine);

@@ -70,6 +70,16 @@ std::vector<Degrees> degrees_of(const PlanRequest& request, int devices, int num
   return found;
 }
 
+bool keeps_places(const std::vector<std::string>& places, const std::vector<int>& order) {
+  for (size_t rank = 0; rank < order.size() && !places.empty(); ++rank) {
+    const auto device = static_cast<size_t>(order[rank]);
+    if (std::max(rank, device) >= places.size() || places[rank] != places[device]) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<Degrees> candidate_degrees(const PlanRequest& request, int num_blocks) {
@@ -129,9 +139,10 @@ double pace_of(const DeviceType& type) {
   return type.memory_bandwidth * type.speed;
 }
 
-std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
-                                                      const Degrees& degrees,
-                                                      const PlanPins& pins) {
+std::vector<std::vector<int>> candidate_device_orders(const PlanRequest& request,
+                                                      const Degrees& degrees) {
+  const Topology& topology = request.topology;
+  const PlanPins& pins = request.pins;
   if (!pins.device_order.empty()) {
     const bool plain = std::is_sorted(pins.device_order.begin(), pins.device_order.end()) &&
                        pins.device_order.back() + 1 == static_cast<int>(pins.device_order.size());
@@ -169,7 +180,7 @@ std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
           }
         }
       }
-      if (seen.insert(order).second) {
+      if (seen.insert(order).second && keeps_places(request.places, order)) {
         orders.push_back(std::move(order));
       }
     }

@@ -26,10 +26,10 @@ std::vector<int64_t> mixed_micro_batches(const PlanRequest& request, int64_t sam
 double pace_of(const DeviceType& type);
 
 // Orders of devices along the ranks; the first is the plain one (empty). Several for mixed
-// clusters: types along the pipeline, fast first or slow first, or along the data ranks.
-std::vector<std::vector<int>> candidate_device_orders(const Topology& topology,
-                                                      const Degrees& degrees,
-                                                      const PlanPins& pins);
+// clusters: types along the pipeline, fast first or slow first, or along the data ranks. Where
+// ranks have places only those that keep to them.
+std::vector<std::vector<int>> candidate_device_orders(const PlanRequest& request,
+                                                      const Degrees& degrees);
 
 // Throws kInvalidArgument when pins contradict each other or the cluster.
 void check_pins(const PlanRequest& request);

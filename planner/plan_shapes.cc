@@ -103,7 +103,7 @@ void PlanSearch::take_part(PlanSearch* part) {
 void PlanSearch::add_degrees(int degrees, bool sequence_parallel) {
   const Degrees& d = degrees_[static_cast<size_t>(degrees)];
   std::vector<std::vector<int>>& orders = orders_[static_cast<size_t>(degrees)];
-  orders = candidate_device_orders(request_.topology, d, request_.pins);
+  orders = candidate_device_orders(request_, d);
   const int64_t samples = (request_.global_batch + d.data - 1) / d.data;
   double of_sample = 1e300;
   bool saturated = false;

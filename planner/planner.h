@@ -31,6 +31,9 @@ struct PlanRequest {
   std::string model_hash;
   std::map<std::string, int64_t> bind;
   PlanPins pins;
+  // Where the process of each rank is, of a run of several: rank r has device r or another of its
+  // place. Empty: ranks may have any device.
+  std::vector<std::string> places;
   // What a run compiles: the training graph in the run's precision, and each device's spec. Without
   // them memory stays an estimate.
   TrainingGraphFactory programs;

@@ -12,9 +12,9 @@ void Device::replay(RecordedWork&) {
   TRAINRT_FAIL(kInternal, name(), " records no work");
 }
 
-std::unique_ptr<Device> make_device(int rank, const DeviceOptions& options) {
+std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   return options.cuda_index ? cuda_module().make_device(*options.cuda_index, options)
-                            : make_cpu_device(rank, options);
+                            : make_cpu_device(options.index, options);
 }
 
 DeviceSpec device_spec(const DeviceOptions& options) {

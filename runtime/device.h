@@ -23,6 +23,7 @@ class DeviceBuffer {
 };
 
 struct DeviceOptions {
+  int index = 0;  // among the run's devices
   int threads = 1;
   std::optional<int64_t> memory_limit;  // bytes; a larger arena is refused with kInfeasiblePlan
   double speed = 1.0;                   // < 1: every kernel is stretched to kernel time / speed
@@ -103,8 +104,8 @@ std::unique_ptr<Device> make_cpu_device(int index, const DeviceOptions& options)
 // What make_cpu_device's device will call itself: programs are compiled before a device exists.
 DeviceSpec cpu_device_spec(const DeviceOptions& options);
 
-// The device of rank `rank`: CPU or GPU, as the options say. And its spec.
-std::unique_ptr<Device> make_device(int rank, const DeviceOptions& options);
+// CPU or GPU, as the options say. And its spec.
+std::unique_ptr<Device> make_device(const DeviceOptions& options);
 DeviceSpec device_spec(const DeviceOptions& options);
 
 }  // namespace trainrt

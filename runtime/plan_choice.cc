@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <map>
 #include <set>
 
 #include "graph/base/log.h"
@@ -11,31 +10,11 @@
 #include "parallel/micro_batches.h"
 #include "planner/planner.h"
 #include "runtime/given_plan.h"
-#include "runtime/launcher.h"
-#include "runtime/load_cuda.h"
-#include "runtime/machine.h"
+#include "runtime/rank_devices.h"
 
 namespace trainrt {
 
 namespace {
-
-// Devices of "cpu" or "cpu:N".
-int num_cpu_ranks(const std::string& devices) {
-  if (devices.empty() || devices == "cpu") {
-    return 1;
-  }
-  int count = 0;
-  const char* end = devices.data() + devices.size();
-  const bool is_cpu = devices.rfind("cpu:", 0) == 0;
-  const auto [stop, status] =
-      std::from_chars(devices.data() + std::min<size_t>(4, devices.size()), end, count);
-  TRAINRT_REQUIRE(is_cpu && status == std::errc() && stop == end && count >= 1 && count <= 1024,
-                  kInvalidArgument,
-                  "--devices is '",
-                  devices,
-                  "'; wanted cpu, cpu:N, cuda or cuda:0,1");
-  return count;
-}
 
 std::vector<double> parse_shares(const std::string& text) {
   std::vector<double> shares;
@@ -91,26 +70,6 @@ PlanPins pins_from(const Options& options) {
   return pins;
 }
 
-void check_degrees(const Options& options, int num_devices) {
-  const int64_t degree = options.dp.value_or(1) * options.tp.value_or(1) * options.pp.value_or(1);
-  const bool all = options.dp && options.tp && options.pp;
-  TRAINRT_REQUIRE(
-      all ? degree == num_devices : num_devices % degree == 0,
-      kInvalidArgument,
-      "dp ",
-      options.dp.value_or(1),
-      " x tp ",
-      options.tp.value_or(1),
-      " x pp ",
-      options.pp.value_or(1),
-      " needs ",
-      all ? "" : "a multiple of ",
-      degree,
-      " devices, there are ",
-      num_devices,
-      options.cluster.empty() ? "; --devices cpu:N or --nproc N makes N of this machine" : "");
-}
-
 // Flags that change a plan's sums, and the shares that nobody has written down. For plans that were
 // not searched for.
 void apply_execution_flags(const Options& options, Plan& plan) {
@@ -141,9 +100,11 @@ void apply_execution_flags(const Options& options, Plan& plan) {
 // nothing fits.
 Plan searched_plan(const Options& options,
                    const TrainingJob& job,
+                   const std::vector<std::string>& places,
                    int num_devices,
                    const std::optional<GivenPlan>& given) {
   PlanRequest request;
+  request.places = places;
   request.model.training = [&job](int64_t micro_batch) {
     return job.build({micro_batch, 0}, true);
   };
@@ -187,7 +148,7 @@ Plan searched_plan(const Options& options,
 
 // A plan that leaves nothing open, as it is written. The flags beside it may say the same only.
 Plan whole_plan(const Options& options, const TrainingJob& job, const GivenPlan& given) {
-  GivenPlan without_devices = given;  // these are the ones of this run, whatever they are called
+  GivenPlan without_devices = given;  // devices_of_ranks() reads them
   TRAINRT_REQUIRE(
       given.plan.devices.empty() || std::ssize(given.plan.devices) == given.plan.world_size(),
       kInvalidArgument,
@@ -209,6 +170,7 @@ Plan whole_plan(const Options& options, const TrainingJob& job, const GivenPlan&
 // What the file says; what it leaves open is planned.
 Plan plan_from_file(const Options& options,
                     const TrainingJob& job,
+                    const std::vector<std::string>& places,
                     int num_devices,
                     const GivenPlan& given) {
   const Plan& plan = given.plan;
@@ -235,7 +197,7 @@ Plan plan_from_file(const Options& options,
                   given.where,
                   " leaves parts of the plan open, which are planned for training only; "
                   "'trainrt plan --plan' completes it ('--format json' prints it)");
-  return searched_plan(options, job, num_devices, given);
+  return searched_plan(options, job, places, num_devices, given);
 }
 
 bool wants_search(const Options& options, const std::vector<DeviceOptions>& devices) {
@@ -247,154 +209,19 @@ bool wants_search(const Options& options, const std::vector<DeviceOptions>& devi
          options.sequence_parallel || options.offload == "optimizer";
 }
 
-// The GPU of each rank: all that are named, or of several processes each one's own among them. A
-// launcher may let each process see but one.
-std::vector<int> cuda_indices_of_ranks(const Options& options, const Processes& processes) {
-  const std::vector<int> indices = cuda_device_indices(options.devices);
-  if (processes.count == 1) {
-    return indices;
-  }
-  TRAINRT_REQUIRE(indices.size() == 1 || indices.size() >= static_cast<size_t>(processes.local),
-                  kInvalidArgument,
-                  "--devices ",
-                  options.devices,
-                  " are ",
-                  indices.size(),
-                  " GPUs, but ",
-                  processes.local,
-                  " processes were started on this machine: each drives one");
-  const size_t own = indices.size() == 1 ? 0 : static_cast<size_t>(processes.local_rank);
-  return std::vector<int>(static_cast<size_t>(processes.count), indices[own]);
-}
-
-std::vector<DeviceOptions> cuda_rank_devices(const Options& options, const Processes& processes) {
-  const std::vector<int> indices = cuda_indices_of_ranks(options, processes);
-  std::vector<DeviceOptions> devices(indices.size());
-  for (size_t i = 0; i < indices.size(); ++i) {
-    devices[i].cuda_index = indices[i];
-    devices[i].deterministic = options.deterministic;
-    devices[i].graphs = options.cuda_graphs == "on";
-    devices[i].algorithm_cache = options.algorithm_cache.empty()
-                                     ? cache_file(process_environment(), "algorithms")
-                                 : options.algorithm_cache == "none" ? ""
-                                                                     : options.algorithm_cache;
-    devices[i].tf32 = options.precision == "tf32";
-    devices[i].deadline = std::chrono::milliseconds(static_cast<int64_t>(options.deadline * 1000));
-  }
-  TRAINRT_REQUIRE(indices.size() == 1 || !options.cluster.empty() || !options.plan.empty(),
-                  kInvalidArgument,
-                  "--devices ",
-                  options.devices,
-                  " are ",
-                  indices.size(),
-                  " GPUs: name what they are with --cluster (a preset or file), or give a --plan");
-  return devices;
-}
-
-int threads_per_rank(const Options& options, int local_ranks) {
-  return options.threads > 0 ? static_cast<int>(options.threads)
-                             : std::max(1, num_usable_cores() / local_ranks);
-}
-
 }  // namespace
-
-DeviceSpec planned_device_spec(const Options& options, const Topology& topology, int device) {
-  if (topology.type_of(device).is_cpu()) {
-    DeviceOptions cpu;
-    cpu.threads = threads_per_rank(options, topology.num_devices());
-    return cpu_device_spec(cpu);
-  }
-  static const std::map<std::string, std::string> kCapability = {{"volta", "sm_70"},
-                                                                 {"turing", "sm_75"},
-                                                                 {"ampere", "sm_80"},
-                                                                 {"ada", "sm_89"},
-                                                                 {"hopper", "sm_90"},
-                                                                 {"blackwell", "sm_100"}};
-  const auto known = kCapability.find(topology.type_of(device).architecture);
-  DeviceSpec spec;
-  spec.backend = Backend::kCuda;
-  spec.isa = known == kCapability.end() ? "sm_90" : known->second;
-  return spec;
-}
 
 PlanPins plan_pins(const Options& options) {
   return pins_from(options);
 }
 
-std::vector<DeviceOptions> rank_devices(const Options& options, const Processes& processes) {
-  const int num_processes = processes.count;
-  std::vector<DeviceOptions> devices;
-  TRAINRT_REQUIRE(options.profile_first == 0 || names_cuda(options.devices),
-                  kInvalidArgument,
-                  "--profile-steps is for --devices cuda");
-  if (names_cuda(options.devices)) {
-    devices = cuda_rank_devices(options, processes);
-  } else if (!options.cluster.empty()) {
-    const Topology topology = load_cluster(options.cluster);
-    for (int d = 0; d < topology.num_devices(); ++d) {
-      const DeviceType& type = topology.type_of(d);
-      TRAINRT_REQUIRE(type.is_cpu(),
-                      kDevice,
-                      "--cluster ",
-                      options.cluster,
-                      ": device ",
-                      topology.device(d).name,
-                      " is a ",
-                      type.name,
-                      ", which this machine does not have; 'trainrt plan' plans for it");
-      DeviceOptions device;
-      device.memory_limit = topology.capacity_bytes(d) - topology.reserved_bytes(d);
-      device.speed = type.speed;
-      devices.push_back(device);
-    }
-    TRAINRT_REQUIRE(num_processes == 1 || devices.size() == static_cast<size_t>(num_processes),
-                    kInvalidArgument,
-                    "--cluster ",
-                    options.cluster,
-                    " has ",
-                    devices.size(),
-                    " devices, but ",
-                    num_processes,
-                    " processes were started: each is one rank on one device");
-  } else {
-    const int num_ranks = num_cpu_ranks(options.devices);
-    TRAINRT_REQUIRE(num_processes == 1 || num_ranks == 1,
-                    kInvalidArgument,
-                    "--devices ",
-                    options.devices,
-                    " runs ",
-                    num_ranks,
-                    " ranks as threads, but ",
-                    num_processes,
-                    " processes were started, each of which is a rank; leave --devices out");
-    devices.resize(static_cast<size_t>(num_ranks * num_processes));
-  }
-  const int ranks = static_cast<int>(devices.size());
-  check_degrees(options, ranks);
-  const int local_ranks = num_processes == 1 ? ranks : processes.local;
-  const int threads = threads_per_rank(options, local_ranks);
-  // A user may have some ten thousand threads, and each takes a stack.
-  constexpr int64_t kMostThreads = 4096;
-  TRAINRT_REQUIRE(int64_t{threads} * local_ranks <= kMostThreads,
-                  kInvalidArgument,
-                  "--threads ",
-                  threads,
-                  " for each of ",
-                  local_ranks,
-                  " ranks of this machine are more than ",
-                  kMostThreads);
-  for (DeviceOptions& device : devices) {
-    device.threads = threads;
-  }
-  return devices;
-}
-
 Plan choose_plan(const Options& options,
                  const TrainingJob& job,
-                 const std::vector<DeviceOptions>& devices) {
+                 const std::vector<DeviceOptions>& devices,
+                 const std::vector<std::string>& places) {
   const int num_devices = static_cast<int>(devices.size());
   if (const std::optional<GivenPlan> given = plan_file(options)) {
-    return plan_from_file(options, job, num_devices, *given);
+    return plan_from_file(options, job, places, num_devices, *given);
   }
   // A model may carry its plan (`trainrt plan --annotate`); it is followed where it fits.
   const std::optional<GivenPlan> carried = carried_plan(options, *job.model);
@@ -405,7 +232,7 @@ Plan choose_plan(const Options& options,
     return whole_plan(options, job, *carried);
   }
   if (!job.evaluate && wants_search(options, devices)) {
-    return searched_plan(options, job, num_devices, std::nullopt);
+    return searched_plan(options, job, places, num_devices, std::nullopt);
   }
   Plan plan =
       single_device_plan(options.batch_size, options.micro_batch_size, job.num_forward_nodes);

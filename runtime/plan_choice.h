@@ -1,6 +1,7 @@
 // How the run is split: the plan that the flags ask for.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "parallel/plan.h"
@@ -11,27 +12,14 @@
 
 namespace trainrt {
 
-// The processes of a run, those of them on this machine, and which of the latter this one is.
-struct Processes {
-  int count = 1;
-  int local = 1;
-  int local_rank = 0;
-};
-
-// One entry per rank, from --devices, --cluster and --threads. Of several processes each is one
-// rank.
-std::vector<DeviceOptions> rank_devices(const Options& options, const Processes& processes);
-
 // --plan, else what the planner finds within --dp, --tp, --pp and the other pins; one device
-// without a memory limit needs no search. Throws kInvalidArgument for pins that contradict each
-// other or the number of devices, kInfeasiblePlan when nothing fits.
+// without a memory limit needs no search, which keeps ranks in their places (rank_devices.h).
+// Throws kInvalidArgument for pins that contradict each other or the number of devices,
+// kInfeasiblePlan when nothing fits.
 Plan choose_plan(const Options& options,
                  const TrainingJob& job,
-                 const std::vector<DeviceOptions>& devices);
-
-// The device that a rank of a plan for `topology` would run on: as rank_devices() has it where it
-// is a CPU.
-DeviceSpec planned_device_spec(const Options& options, const Topology& topology, int device);
+                 const std::vector<DeviceOptions>& devices,
+                 const std::vector<std::string>& places = {});
 
 // The flags that fix a part of the plan.
 PlanPins plan_pins(const Options& options);
@@ -40,7 +28,7 @@ PlanPins plan_pins(const Options& options);
 Plan resize_plan(const Plan& plan, int64_t num_samples);
 
 // What part of a step each data rank is to have, in proportion, where it is not cut into shares:
-// --shares, else those of a --plan, else the speed of its slowest device.
+// --shares, else those of a --plan, else the speed of its slowest device (`devices`: by rank).
 std::vector<double> data_rank_weights(const Options& options,
                                       const Plan& plan,
                                       const std::vector<DeviceOptions>& devices);

@@ -37,7 +37,7 @@ RankRunner::RankRunner(Run& run, int rank, Communicator* world)
       world_(world),
       plan_(run.plan),
       compiled_(std::move(run.ranks[static_cast<size_t>(rank)])),
-      device_(make_device(rank, run.devices[static_cast<size_t>(rank)])),
+      device_(make_device(run.devices[static_cast<size_t>(rank)])),
       groups_(run.plan, world, *device_),
       executor_(*device_, groups_.communicators(), run.job.input_names),
       store_(executor_, compiled_.programs[0]->pieces),

@@ -29,7 +29,7 @@ struct Run {
   const Options& options;
   const TrainingSeams& seams;
   TrainingJob job;
-  std::vector<DeviceOptions> devices;
+  std::vector<DeviceOptions> devices = {};  // by rank
   Plan plan = {};  // to begin with: --rebalance changes it, rank by rank alike
   StepRange range = {};
   std::vector<int64_t> sizes = {};  // of steps, in samples: what programs are compiled for

@@ -52,12 +52,12 @@ std::optional<int> Ranks::only_rank() const {
   return rendezvous_ ? std::optional<int>(rendezvous_->rank()) : std::nullopt;
 }
 
-int Ranks::local_rank() const {
-  int before = 0;
-  for (int rank = 0; rendezvous_ && rank < rendezvous_->rank(); ++rank) {
-    before += rendezvous_->host_of(rank) == rendezvous_->host_of(rendezvous_->rank());
+std::vector<std::string> Ranks::hosts() const {
+  std::vector<std::string> hosts;
+  for (int rank = 0; rendezvous_ && rank < rendezvous_->world_size(); ++rank) {
+    hosts.push_back(rendezvous_->host_of(rank));
   }
-  return before;
+  return hosts;
 }
 
 void Ranks::set_activity(const std::string& doing) {
@@ -68,6 +68,10 @@ void Ranks::set_activity(const std::string& doing) {
 
 std::optional<Failure> Ranks::failure() const {
   return rendezvous_ ? rendezvous_->failure() : std::nullopt;
+}
+
+std::vector<std::string> Ranks::exchange(const std::string& what, const std::string& own) {
+  return rendezvous_ ? rendezvous_->exchange(what, own) : std::vector<std::string>{own};
 }
 
 void Ranks::differ(const std::string& what, const std::string& own) {

@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "parallel/communicator.h"
 #include "parallel/rendezvous.h"
@@ -18,8 +20,7 @@ class Ranks {
   Ranks(const std::optional<RankPlace>& place, double deadline_seconds);
 
   int num_processes() const { return rendezvous_ ? rendezvous_->world_size() : 1; }
-  int num_local_processes() const { return rendezvous_ ? rendezvous_->num_local_ranks() : 1; }
-  int local_rank() const;  // of this process among those of its machine
+  std::vector<std::string> hosts() const;  // of several processes, by rank
   // The only rank of this process; nothing when it runs all of them.
   std::optional<int> only_rank() const;
   // Rank 0 prints, and writes what is written once.
@@ -30,6 +31,8 @@ class Ranks {
   // Why the job has failed, be it another process or this one.
   std::optional<Failure> failure() const;
 
+  // Every process's `own`, by rank; `what` says what it is for. Collective.
+  std::vector<std::string> exchange(const std::string& what, const std::string& own);
   // Throws kInvalidArgument when processes were started with different things. Collective.
   void agree(const Facts& facts);
   // Throws kInvalidArgument when two processes of a machine have the same of something, as a GPU

@@ -10,6 +10,7 @@
 #include "runtime/load_cuda.h"
 #include "runtime/option_checks.h"
 #include "runtime/plan_choice.h"
+#include "runtime/rank_devices.h"
 #include "runtime/rank_runner.h"
 #include "runtime/ranks.h"
 #include "runtime/resume.h"
@@ -48,17 +49,19 @@ Options with_plan_file(const Options& flags) {
 
 Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, Ranks& ranks) {
   check_flags(options);
-  const std::vector<DeviceOptions> devices = rank_devices(
-      options, {ranks.num_processes(), ranks.num_local_processes(), ranks.local_rank()});
-  if (devices[0].cuda_index && ranks.num_processes() > 1) {
-    const size_t own = static_cast<size_t>(*devices[0].cuda_index);
-    ranks.differ("GPU", cuda_module().devices().at(own).uuid);
+  const Processes processes = {ranks.hosts(), ranks.only_rank().value_or(0)};
+  const std::vector<DeviceOptions> devices = run_devices(options, processes);
+  const std::optional<int> gpu = devices[static_cast<size_t>(processes.own_rank)].cuda_index;
+  std::vector<std::string> places;  // of several processes
+  if (processes.count() > 1) {
+    if (gpu) {
+      ranks.differ("GPU", cuda_module().devices().at(static_cast<size_t>(*gpu)).uuid);
+    }
+    places = ranks.exchange("place", device_place(options, processes));
   }
   ranks.set_activity("reading the model and the data");
-  Run run{options,
-          seams,
-          make_training_job(options, evaluate ? JobUse::kEvaluate : JobUse::kTrain),
-          devices};
+  Run run{
+      options, seams, make_training_job(options, evaluate ? JobUse::kEvaluate : JobUse::kTrain)};
   require_weights(*run.job.model);
   run.only_rank = ranks.only_rank();
   int64_t first_step = 0, position = 0;
@@ -80,7 +83,8 @@ Run prepare(const Options& options, const TrainingSeams& seams, bool evaluate, R
     }
   }
   ranks.set_activity("planning");
-  run.plan = choose_plan(options, run.job, run.devices);
+  run.plan = choose_plan(options, run.job, devices, places);
+  run.devices = devices_of_ranks(options, run.plan, devices, places);
   if (run.checkpoint) {
     require_update_rule(*run.checkpoint, run.plan);
   }

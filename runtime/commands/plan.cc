@@ -18,6 +18,7 @@
 #include "runtime/given_plan.h"
 #include "runtime/option_checks.h"
 #include "runtime/plan_choice.h"
+#include "runtime/rank_devices.h"
 #include "runtime/training_job.h"
 
 namespace trainrt {

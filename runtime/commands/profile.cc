@@ -1,7 +1,7 @@
 // `trainrt profile`: measures this machine's devices into a file that --cluster takes.
 #include "runtime/commands/command.h"
-#include "runtime/plan_choice.h"
 #include "runtime/profiler.h"
+#include "runtime/rank_devices.h"
 #include "runtime/ranks.h"
 
 namespace trainrt {
@@ -18,8 +18,8 @@ const RegisterCommand kProfile{{
     .run =
         [](const Options& options) {
           return with_ranks(options, [&](Ranks& ranks) {
-            const std::vector<DeviceOptions> devices = rank_devices(
-                options, {ranks.num_processes(), ranks.num_local_processes(), ranks.local_rank()});
+            const std::vector<DeviceOptions> devices =
+                run_devices(options, {ranks.hosts(), ranks.only_rank().value_or(0)});
             ranks.run(static_cast<int>(devices.size()), [&](int rank, Communicator* world) {
               const MachineProfile profile = profile_machine(
                   devices[static_cast<size_t>(rank)], world, options.profile_seconds);

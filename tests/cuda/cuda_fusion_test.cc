@@ -11,6 +11,7 @@
 #include "runtime/compiled_ranks.h"
 #include "runtime/load_cuda.h"
 #include "runtime/plan_choice.h"
+#include "runtime/rank_devices.h"
 #include "tests/cuda/cuda_training_run.h"
 #include "tests/support/device_case.h"
 #include "tests/support/elementwise_steps.h"
@@ -165,7 +166,7 @@ struct Chains {
 Chains chains_of(const std::vector<std::string>& arguments) {
   const Options options = options_of(arguments);
   const TrainingJob job = make_training_job(options, JobUse::kTrain);
-  const std::vector<DeviceOptions> devices = rank_devices(options, {});
+  const std::vector<DeviceOptions> devices = run_devices(options, {});
   const auto compiled = compile_ranks(
       job, choose_plan(options, job, devices), devices, {options.batch_size}, std::nullopt);
   Chains chains;

@@ -108,7 +108,6 @@ Socket accepted_caller(const Socket& listener) {
 
 TEST(RendezvousTest, AllLearnWhatEachBrings) {
   const auto outcomes = meet(places(4), kPatient, [](Rendezvous& r) {
-    EXPECT_EQ(r.num_local_ranks(), 4);
     EXPECT_EQ(r.address(), "127.0.0.1");
     for (const std::string round : {"a", "b"}) {
       const auto all = r.exchange("round " + round, round + std::to_string(r.rank()));

@@ -205,8 +205,7 @@ class BruteForce {
         }
         every_size_.emplace(b, std::move(made));
       }
-      for (const std::vector<int>& order :
-           candidate_device_orders(request_.topology, d, PlanPins())) {
+      for (const std::vector<int>& order : candidate_device_orders(request_, d)) {
         for (const auto& [b, made] : profiles) {
           if (b <= samples) {
             profile_ = &made.profile;
