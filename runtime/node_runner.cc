@@ -1,8 +1,5 @@
 #include "runtime/node_runner.h"
 
-#include <chrono>
-#include <thread>
-
 #include "runtime/communication_node.h"
 
 namespace trainrt {
@@ -93,9 +90,9 @@ void NodeRunner::await_memory_of(const BoundNode& node) {
 }
 
 void NodeRunner::run_kernel(BoundNode& node, const StepContext& step) {
-  const double speed = device_.speed();
   const bool traces = traces_operators();
-  const auto start = speed < 1 || traces ? StepTrace::Clock::now() : StepTrace::Clock::time_point();
+  const auto start =
+      slowdown_.active() || traces ? StepTrace::Clock::now() : StepTrace::Clock::time_point();
   KernelContext context(
       *node.node, node.inputs, node.outputs, node.workspace, device_.context(), step);
   try {
@@ -104,9 +101,8 @@ void NodeRunner::run_kernel(BoundNode& node, const StepContext& step) {
     error.add_context(concat("in node '", node.node->name, "' (", node.node->op_type, ")"));
     throw;
   }
-  if (speed < 1) {
-    const auto elapsed = std::chrono::steady_clock::now() - start;
-    std::this_thread::sleep_for(elapsed * (1 / speed - 1));
+  if (slowdown_.active()) {
+    slowdown_.worked(StepTrace::Clock::now() - start);
   }
   if (traces) {
     trace_->add(node.node->name,
@@ -120,6 +116,7 @@ void NodeRunner::run_kernel(BoundNode& node, const StepContext& step) {
 }
 
 void NodeRunner::run_communication(BoundNode& node) {
+  slowdown_.settle();
   std::vector<MemoryUse> uses;
   for_each_use(node, [&uses](const MemoryUse& use) { uses.push_back(use); });
   const Lane lane = communication_lane(node, communicators_);
@@ -165,6 +162,7 @@ void NodeRunner::begin_cell(const Cell& cell) {
 }
 
 void NodeRunner::end_cell() {
+  slowdown_.settle();
   if (trace_ != nullptr) {
     trace_->add(running_cell_, TraceLane::kCompute, computing_since_, traced_now());
   }

@@ -14,13 +14,17 @@
 #include "runtime/device.h"
 #include "runtime/rank_communicators.h"
 #include "runtime/run_trace.h"
+#include "runtime/slowdown.h"
 
 namespace trainrt {
 
 class NodeRunner {
  public:
   NodeRunner(Device& device, RankCommunicators communicators)
-      : device_(device), communicators_(std::move(communicators)), communicated_(device) {}
+      : device_(device),
+        communicators_(std::move(communicators)),
+        communicated_(device),
+        slowdown_(device.speed()) {}
 
   // Nodes [segment.begin, segment.end) of a phase, whose addresses have been set.
   void run(BoundPhase& phase, Segment& segment, const StepContext& step);
@@ -74,6 +78,7 @@ class NodeRunner {
   Device& device_;
   RankCommunicators communicators_;
   CommunicatedMemory communicated_;
+  Slowdown slowdown_;
   StepTrace::Clock::duration communicating_{0};
   StepTrace* trace_ = nullptr;
   std::string running_cell_;  // when tracing, and since when it computes
