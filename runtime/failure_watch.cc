@@ -1,5 +1,8 @@
 #include "runtime/failure_watch.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -28,12 +31,13 @@ constexpr milliseconds kGrace{500};
 
 }  // namespace
 
-FailureWatch::FailureWatch(const Ranks& ranks) {
+FailureWatch::FailureWatch(const Ranks& ranks, bool ends_with_parent) {
   const std::optional<int> rank = ranks.only_rank();
   if (!rank) {
     return;
   }
-  thread_ = std::jthread([&ranks, rank = *rank](const std::stop_token& stopped) {
+  const pid_t parent = ends_with_parent ? ::getppid() : 0;
+  thread_ = std::jthread([&ranks, rank = *rank, parent](const std::stop_token& stopped) {
     set_log_prefix(concat("[rank ", rank, "] "));
     std::mutex mutex;
     std::condition_variable_any changed;
@@ -42,7 +46,14 @@ FailureWatch::FailureWatch(const Ranks& ranks) {
       changed.wait_for(lock, stopped, time, [] { return false; });
       return !stopped.stop_requested();
     };
-    while (wait(kLook)) {
+    for (bool has_parent = parent != 0; wait(kLook);) {
+      if (has_parent && ::getppid() != parent) {
+        has_parent = false;
+        log_warning("the launcher that started this rank, process ",
+                    parent,
+                    ", is gone; stopping as on SIGTERM");
+        ::kill(::getpid(), SIGTERM);
+      }
       if (const std::optional<Failure> failure = ranks.failure(); failure && wait(kGrace)) {
         end_process(*failure);
       }

@@ -1,5 +1,6 @@
 // Ends this process when its job has failed and it goes on: while it reads, plans, compiles or
-// writes by itself it asks nobody how the others are, for as long as that takes.
+// writes by itself it asks nobody how the others are, for as long as that takes. And asks it to
+// stop, as SIGTERM does, when the launcher whose child it is has died and could not.
 #pragma once
 
 #include <thread>
@@ -10,7 +11,7 @@ namespace trainrt {
 
 class FailureWatch {
  public:
-  explicit FailureWatch(const Ranks& ranks);
+  FailureWatch(const Ranks& ranks, bool ends_with_parent);
   // From here on the process ends by itself.
   void stop();
 

@@ -5,9 +5,11 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 
 #include "graph/base/log.h"
+#include "runtime/machine.h"
 #include "runtime/version.h"
 
 namespace trainrt {
@@ -27,20 +29,32 @@ class Variables {
   }
   bool has(const std::string& name) const { return text(name).has_value(); }
 
-  std::optional<int64_t> number(const std::string& name) const {
+  // Ranks, sizes and ports fit into an int.
+  std::optional<int64_t> number(const std::string& name,
+                                int64_t most = std::numeric_limits<int>::max()) const {
     const std::optional<std::string> found = text(name);
     if (!found) {
       return std::nullopt;
     }
     int64_t value = 0;
     const auto [end, status] = std::from_chars(found->data(), found->data() + found->size(), value);
-    TRAINRT_REQUIRE(status == std::errc() && end == found->data() + found->size(),
+    const bool is_number =
+        status != std::errc::invalid_argument && end == found->data() + found->size();
+    TRAINRT_REQUIRE(is_number,
                     kInvalidArgument,
                     "the environment variable ",
                     name,
                     " is '",
                     *found,
                     "'; wanted an integer");
+    TRAINRT_REQUIRE(status == std::errc() && value <= most && value >= -most,
+                    kInvalidArgument,
+                    "the environment variable ",
+                    name,
+                    " is ",
+                    *found,
+                    ", which is out of range; wanted at most ",
+                    most);
     return value;
   }
   int require(const std::string& name, const std::string& launcher) const {
@@ -152,6 +166,7 @@ Launch torchrun_launch(const Variables& variables) {
   if (local == place.world_size) {
     place.generation = variables.number("TORCHELASTIC_RESTART_COUNT").value_or(0);
   }
+  launch.ends_with_parent = variables.has("TORCHELASTIC_RUN_ID");  // an agent's child
   return launch;
 }
 
@@ -181,13 +196,16 @@ Launch mpi_launch(const Variables& variables,
   return launch;
 }
 
+std::optional<int64_t> slurm_tasks(const Variables& variables) {
+  return variables.first_number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
+}
+
 Launch slurm_launch(const Variables& variables) {
   Launch launch;
   launch.launcher = "Slurm";
   RankPlace& place = launch.place;
   place.rank = variables.require("SLURM_PROCID", launch.launcher);
-  place.world_size = static_cast<int>(
-      variables.first_number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}).value_or(1));
+  place.world_size = static_cast<int>(slurm_tasks(variables).value_or(1));
   place.job = variables.text("SLURM_JOB_ID").value_or("");
   if (const std::optional<std::string> step = variables.text("SLURM_STEP_ID")) {
     place.job += "." + *step;
@@ -203,17 +221,64 @@ Launch slurm_launch(const Variables& variables) {
   return launch;
 }
 
+// "3", or a range "3:3": the number of hosts does not change while a run goes on.
+int kubeflow_hosts(const Variables& variables) {
+  const std::string text = variables.text("PET_NNODES").value_or("");
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) {
+    return variables.require("PET_NNODES", "Kubeflow");
+  }
+  const Environment least = [&](const std::string&) { return text.substr(0, colon); };
+  TRAINRT_REQUIRE(text.substr(0, colon) == text.substr(colon + 1),
+                  kInvalidArgument,
+                  "PET_NNODES is '",
+                  text,
+                  "', a range; a run keeps the hosts that it began with: set PET_NNODES to one "
+                  "number (leave minReplicas and maxReplicas out of the job, or make them equal)");
+  return Variables(least).require("PET_NNODES", "Kubeflow");
+}
+
+// As torchrun counts: "cpu" is a rank for each core, "gpu" one for each GPU, and "auto" the latter
+// where there are GPUs, else the former. All pods have to come to the same number.
+int kubeflow_local_ranks(const Variables& variables) {
+  const std::string text = variables.text("PET_NPROC_PER_NODE").value_or("1");
+  if (text != "auto" && text != "cpu" && text != "gpu") {
+    TRAINRT_REQUIRE(text.find_first_not_of("-0123456789") == std::string::npos,
+                    kInvalidArgument,
+                    "PET_NPROC_PER_NODE is '",
+                    text,
+                    "'; wanted a number of ranks for each pod, auto, cpu or gpu");
+    return static_cast<int>(variables.number("PET_NPROC_PER_NODE").value_or(1));
+  }
+  const int gpus = text == "cpu" ? 0 : static_cast<int>(describe_machine().gpus.size());
+  TRAINRT_REQUIRE(text != "gpu" || gpus > 0,
+                  kInvalidArgument,
+                  "PET_NPROC_PER_NODE is 'gpu', and this pod has none; set it to a number, or to "
+                  "cpu for a rank on each core");
+  return gpus > 0 ? gpus : num_usable_cores();
+}
+
 Launch kubeflow_launch(const Variables& variables) {
   Launch launch;
   launch.launcher = "Kubeflow";
   const int node = variables.require("PET_NODE_RANK", launch.launcher);
-  const int nodes = variables.require("PET_NNODES", launch.launcher);
-  launch.num_local = static_cast<int>(variables.number("PET_NPROC_PER_NODE").value_or(1));
+  const int nodes = kubeflow_hosts(variables);
+  launch.num_local = kubeflow_local_ranks(variables);
   TRAINRT_REQUIRE(launch.num_local >= 1,
                   kInvalidArgument,
                   "PET_NPROC_PER_NODE is ",
                   launch.num_local,
                   "; wanted at least 1");
+  TRAINRT_REQUIRE(node >= 0 && node < nodes &&
+                      int64_t{nodes} * launch.num_local <= std::numeric_limits<int>::max(),
+                  kInvalidArgument,
+                  "PET_NODE_RANK ",
+                  node,
+                  " of PET_NNODES ",
+                  nodes,
+                  " with PET_NPROC_PER_NODE ",
+                  launch.num_local,
+                  " is no place of a job");
   launch.place.rank = node * launch.num_local;
   launch.place.world_size = nodes * launch.num_local;
   take_master(variables, "PET_", launch.place);
@@ -296,24 +361,34 @@ std::optional<Launch> launch_by_rule(const Variables& variables) {
     return torchrun_launch(variables);
   }
   if (variables.has("OMPI_COMM_WORLD_RANK")) {
-    return mpi_launch(variables,
-                      "Open MPI",
-                      "OMPI_COMM_WORLD_RANK",
-                      {"OMPI_COMM_WORLD_SIZE"},
-                      {"OMPI_COMM_WORLD_LOCAL_SIZE"});
+    Launch launch = mpi_launch(variables,
+                               "Open MPI",
+                               "OMPI_COMM_WORLD_RANK",
+                               {"OMPI_COMM_WORLD_SIZE"},
+                               {"OMPI_COMM_WORLD_LOCAL_SIZE"});
+    launch.ends_with_parent = true;
+    return launch;
   }
   if (variables.has("PMI_RANK") && variables.has("PMI_SIZE")) {
+    // Slurm speaks PMI, too (srun --mpi=pmi2), and says more. Under MPICH's mpiexec its tasks are
+    // the hosts.
+    if (variables.number("PMI_RANK") == variables.number("SLURM_PROCID") &&
+        variables.number("PMI_SIZE") == slurm_tasks(variables)) {
+      return slurm_launch(variables);
+    }
     return mpi_launch(variables, "MPI", "PMI_RANK", {"PMI_SIZE"}, {"MPI_LOCALNRANKS"});
   }
   if (variables.has("SLURM_PROCID") && !slurm_script) {
     return slurm_launch(variables);
   }
   if (variables.has("PMIX_RANK")) {
-    return mpi_launch(variables,
-                      "PMIx",
-                      "PMIX_RANK",
-                      {"TRAINRT_WORLD_SIZE", "WORLD_SIZE", "PMIX_SIZE"},
-                      {"PMIX_LOCAL_SIZE"});
+    Launch launch = mpi_launch(variables,
+                               "PMIx",
+                               "PMIX_RANK",
+                               {"TRAINRT_WORLD_SIZE", "WORLD_SIZE", "PMIX_SIZE"},
+                               {"PMIX_LOCAL_SIZE"});
+    launch.ends_with_parent = true;
+    return launch;
   }
   if (variables.has("PET_NODE_RANK") && variables.has("PET_NNODES")) {
     return kubeflow_launch(variables);
@@ -356,7 +431,8 @@ std::optional<Launch> find_launch(const Environment& environment) {
   if (const std::optional<std::string> job = variables.text("TRAINRT_JOB")) {
     place.job = *job;
   }
-  if (const std::optional<int64_t> generation = variables.number("TRAINRT_GENERATION")) {
+  if (const std::optional<int64_t> generation =
+          variables.number("TRAINRT_GENERATION", std::numeric_limits<int64_t>::max())) {
     place.generation = *generation;
   }
   place.stop_at = variables.text("TRAINRT_STOP_AT").value_or("");

@@ -6,7 +6,7 @@
 // | trainrt's own | TRAINRT_RANK, TRAINRT_WORLD_SIZE | TRAINRT_ADDRESS=HOST:PORT |
 // | torchrun, Kubeflow v1 | RANK, WORLD_SIZE | MASTER_ADDR, MASTER_PORT |
 // | Open MPI | OMPI_COMM_WORLD_RANK, _SIZE | MASTER_ADDR, or this host when all ranks are here |
-// | MPICH, Intel MPI | PMI_RANK, PMI_SIZE | the same |
+// | MPICH, Intel MPI | PMI_RANK, PMI_SIZE, which Slurm sets too | the same |
 // | PMIx | PMIX_RANK; size from another rule's variable | the same |
 // | Slurm | SLURM_PROCID, SLURM_NTASKS | first host of SLURM_JOB_NODELIST, port from the job id |
 // | Kubeflow v2 | PET_NODE_RANK, PET_NNODES x PET_NPROC_PER_NODE | PET_MASTER_ADDR, _PORT |
@@ -40,6 +40,8 @@ struct Launch {
   RankPlace place;
   // Ranks to be started on this host, the first being place.rank; 1: this process is the rank.
   int num_local = 1;
+  // The launcher is this process's parent; without it nobody would end the rank.
+  bool ends_with_parent = false;
 };
 
 // Nothing when no launcher started this process, or started it alone. Throws kInvalidArgument for

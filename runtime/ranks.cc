@@ -179,7 +179,7 @@ int with_ranks(const Options& options, const std::function<int(Ranks&)>& body) {
     return run_local_ranks(*launch);
   }
   Ranks ranks(launch ? std::optional<RankPlace>(launch->place) : std::nullopt, options.deadline);
-  FailureWatch watch(ranks);
+  FailureWatch watch(ranks, launch && launch->ends_with_parent);
   const auto tell = [&](ErrorCode code, const std::string& why) {
     watch.stop();
     ranks.leave_failed(code, why);

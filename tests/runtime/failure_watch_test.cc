@@ -26,7 +26,7 @@ void work_alone_for_ever() {
     std::this_thread::sleep_for(std::chrono::hours(1));
   });
   const Ranks ranks(place, 60);
-  const FailureWatch watch(ranks);
+  const FailureWatch watch(ranks, false);
   one.join();
 }
 

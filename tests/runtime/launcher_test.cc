@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "runtime/machine.h"
 #include "runtime/version.h"
 
 namespace trainrt {
@@ -119,6 +120,44 @@ TEST(LauncherTest, Hydra) {
   EXPECT_EQ(found->place.host, "127.0.0.1");
 }
 
+// `srun --mpi=pmi2` sets both; MPICH's mpiexec within a Slurm job has the hosts as its tasks.
+TEST(LauncherTest, SlurmThatSpeaksPmiIsSlurm) {
+  Map variables = {{"PMI_RANK", "1"},
+                   {"PMI_SIZE", "2"},
+                   {"SLURM_PROCID", "1"},
+                   {"SLURM_NTASKS", "2"},
+                   {"SLURM_JOB_ID", "7"},
+                   {"SLURM_STEP_ID", "0"},
+                   {"SLURM_STEP_NODELIST", "b[1-2]"}};
+  const auto found = launch(variables);
+  EXPECT_EQ(found->launcher, "Slurm");
+  EXPECT_EQ(found->place.host, "b1");
+  EXPECT_EQ(found->place.job, "7.0");
+  variables["PMI_SIZE"] = "8";
+  variables["PMI_RANK"] = "5";
+  variables["MPI_LOCALNRANKS"] = "8";
+  EXPECT_EQ(launch(variables)->launcher, "MPI");
+  EXPECT_EQ(launch(variables)->place.rank, 5);
+}
+
+TEST(LauncherTest, OnlyALaunchersChildEndsWithIt) {
+  const Map torch = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}};
+  EXPECT_FALSE(launch(torch)->ends_with_parent);  // Kubeflow v1, or by hand
+  Map agent = torch;
+  agent["TORCHELASTIC_RUN_ID"] = "none";
+  EXPECT_TRUE(launch(agent)->ends_with_parent);
+  EXPECT_TRUE(
+      launch({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}})
+          ->ends_with_parent);
+  EXPECT_TRUE(launch({{"PMIX_RANK", "0"}, {"TRAINRT_WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}})
+                  ->ends_with_parent);
+  EXPECT_FALSE(launch({{"TRAINRT_RANK", "0"},
+                       {"TRAINRT_WORLD_SIZE", "2"},
+                       {"TRAINRT_ADDRESS", "h:1"},
+                       {"OMPI_COMM_WORLD_RANK", "0"}})
+                   ->ends_with_parent);
+}
+
 TEST(LauncherTest, PmixNeedsAWorldSize) {
   EXPECT_THAT(refusal({{"PMIX_RANK", "1"}}), HasSubstr("set TRAINRT_WORLD_SIZE"));
 }
@@ -133,6 +172,29 @@ TEST(LauncherTest, KubeflowStartsTheRanksOfAPod) {
   EXPECT_EQ(found->place.rank, 2);
   EXPECT_EQ(found->place.world_size, 6);
   EXPECT_EQ(found->place.host, "pod0");
+}
+
+TEST(LauncherTest, KubeflowsWordsAreTorchruns) {
+  Map variables = {{"PET_NODE_RANK", "1"},
+                   {"PET_NNODES", "2:2"},
+                   {"PET_NPROC_PER_NODE", "cpu"},
+                   {"PET_MASTER_ADDR", "pod0"}};
+  EXPECT_EQ(launch(variables)->num_local, num_usable_cores());
+  EXPECT_EQ(launch(variables)->place.world_size, 2 * num_usable_cores());
+  const int gpus = static_cast<int>(describe_machine().gpus.size());
+  variables["PET_NPROC_PER_NODE"] = "auto";
+  EXPECT_EQ(launch(variables)->num_local, gpus > 0 ? gpus : num_usable_cores());
+  variables["PET_NPROC_PER_NODE"] = "gpu";
+  if (gpus == 0) {
+    EXPECT_THAT(refusal(variables), HasSubstr("PET_NPROC_PER_NODE is 'gpu'"));
+  }
+  variables["PET_NPROC_PER_NODE"] = "many";
+  EXPECT_THAT(refusal(variables), HasSubstr("auto, cpu or gpu"));
+  variables["PET_NPROC_PER_NODE"] = "1";
+  variables["PET_NNODES"] = "2:4";
+  EXPECT_THAT(refusal(variables), HasSubstr("PET_NNODES is '2:4'"));
+  variables["PET_NNODES"] = ":";
+  EXPECT_THAT(refusal(variables), HasSubstr("PET_NNODES"));
 }
 
 TEST(LauncherTest, KubernetesNumbersPods) {
@@ -172,6 +234,16 @@ TEST(LauncherTest, WrongValuesAreNamed) {
   bad["RANK"] = "2";
   EXPECT_THAT(refusal(bad), HasSubstr("rank 2 of 2"));
   bad = good;
+  for (const char* large : {"4294967296", "-4294967296", "99999999999999999999"}) {
+    bad["RANK"] = large;
+    EXPECT_THAT(refusal(bad), HasSubstr(concat("RANK is ", large, ", which is out of range")));
+  }
+  bad = good;
+  bad["WORLD_SIZE"] = "4294967298";
+  EXPECT_THAT(refusal(bad), HasSubstr("WORLD_SIZE is 4294967298"));
+  bad = good;
+  bad["MASTER_PORT"] = "4294996796";
+  EXPECT_THAT(refusal(bad), HasSubstr("MASTER_PORT is 4294996796"));
   bad["MASTER_PORT"] = "70000";
   EXPECT_THAT(refusal(bad), HasSubstr("70000"));
   bad = good;

@@ -275,6 +275,11 @@ Variables slurm(const std::string& rank) {
           {"SLURM_JOB_NODELIST", "localhost"},
           {"MASTER_PORT", "%P"}};
 }
+Variables pmi2(const std::string& rank) {
+  Variables variables = slurm(rank);
+  variables.insert(variables.end(), {{"PMI_RANK", rank}, {"PMI_SIZE", "2"}});
+  return variables;
+}
 Variables pmix(const std::string& rank) {
   return {{"PMIX_RANK", rank},
           {"PMIX_NAMESPACE", "prterun-1"},
@@ -301,6 +306,7 @@ INSTANTIATE_TEST_SUITE_P(Launcher,
                          ::testing::Values(LauncherRow{"torchrun", {torchrun("0"), torchrun("1")}},
                                            LauncherRow{"openmpi", {ompi("1"), ompi("0")}},
                                            LauncherRow{"slurm", {slurm("0"), slurm("1")}},
+                                           LauncherRow{"slurm_pmi2", {pmi2("0"), pmi2("1")}},
                                            LauncherRow{"pmix", {pmix("0"), pmix("1")}},
                                            LauncherRow{"kubernetes",
                                                        {kubernetes("1"), kubernetes("0")}},

@@ -7,7 +7,10 @@
 #include <random>
 #include <thread>
 
+#include "graph/base/error.h"
 #include "runtime/checkpoint.h"
+#include "tests/support/paths.h"
+#include "tests/support/rank_processes.h"
 #include "tests/support/run_program.h"
 #include "tests/support/tiny_model.h"
 
@@ -107,6 +110,63 @@ TEST(LongSurvivalTest, FiftyKillsAlsoDuringSavesLoseNothing) {
   expect_survival(model,
                   folder,
                   {.kills = 50, .longest_milliseconds = 1500, .steps = 600, .checkpoint_every = 1});
+}
+
+bool is_running(const std::string& id) {
+  const std::string status = file_text("/proc/" + id + "/stat");  // "17 (trainrt) R ..."
+  const size_t name_end = status.rfind(") ");
+  return name_end != std::string::npos && status.compare(name_end + 2, 1, "Z") != 0;
+}
+
+// A launcher that is killed can tell its ranks nothing: they end as if it had.
+TEST(SurvivalTest, RanksOfALauncherThatIsKilledSaveAndLeave) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("tiny.onnx"), metrics = folder.file("m.jsonl");
+  testing::write_text(model, testing::tiny_model());
+  const std::string checkpoints = folder.file("ck");
+  std::string command;
+  for (const std::string& word : run_arguments(
+           model, checkpoints, {"--steps", "100000000", "--dp", "2", "--metrics", metrics})) {
+    command += " '" + word + "'";
+  }
+  std::string script;
+  for (const char* rank : {"0", "1"}) {
+    script += concat("OMPI_COMM_WORLD_RANK=",
+                     rank,
+                     " '",
+                     testing::trainrt_binary(),
+                     "'",
+                     command,
+                     " >'",
+                     folder.file(concat("out", rank)),
+                     "' 2>&1 & echo $! >'",
+                     folder.file(concat("pid", rank)),
+                     "'\n");
+  }
+  testing::RankProcesses launcher;
+  launcher.start({"/bin/sh", "-c", script + "wait"},
+                 {{"OMPI_COMM_WORLD_SIZE", "2"},
+                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                  {"MASTER_PORT", std::to_string(testing::free_port())}});
+  const auto lines = [&] {
+    const std::string text = file_text(metrics);
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  for (int i = 0; i < 4000 && lines() < 3; ++i) {
+    sleep_milliseconds(10);
+  }
+  ASSERT_GE(lines(), 3);
+  launcher.send_signal(0, SIGKILL);
+  for (const char* rank : {"0", "1"}) {
+    std::string id = file_text(folder.file(concat("pid", rank)));
+    id.pop_back();
+    for (int i = 0; i < 2000 && is_running(id); ++i) {
+      sleep_milliseconds(10);
+    }
+    EXPECT_FALSE(is_running(id)) << file_text(folder.file(concat("out", rank)));
+    ::kill(std::stoi(id), SIGKILL);
+  }
+  EXPECT_THAT(checkpoint_steps(checkpoints), ::testing::ElementsAre(lines()));
 }
 
 TEST(SurvivalTest, AStopSignalSavesAndLeaves) {
