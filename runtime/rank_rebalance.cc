@@ -47,7 +47,23 @@ std::unique_ptr<Rebalancer> RankRunner::make_rebalancer() const {
   if (!run_.job.token_batches) {
     // 2BW needs a micro-batch for each stage.
     const int64_t least = plan_.schedule == ScheduleKind::k2BW ? plan_.pipeline_parallel : 1;
-    return std::make_unique<Rebalancer>(share_units(plan_), least);
+    const std::vector<int64_t> units = share_units(plan_);
+    int64_t spare = 0;
+    for (const int64_t own : units) {
+      spare += std::max<int64_t>(0, own - least);
+    }
+    if (spare < 2) {
+      log_warning("--rebalance: the data ranks' shares are ",
+                  list(units),
+                  plan_.exact_reduction ? " logical shards" : " micro-batches",
+                  " and each keeps ",
+                  least,
+                  ", so there is ",
+                  spare == 0 ? "nothing" : "but one",
+                  " to move; make ",
+                  plan_.exact_reduction ? "--logical-shards larger" : "--micro-batch-size smaller");
+    }
+    return spare > 0 ? std::make_unique<Rebalancer>(units, least) : nullptr;
   }
   const double sum = std::accumulate(weights_.begin(), weights_.end(), 0.0);
   std::vector<int64_t> units;

@@ -110,6 +110,18 @@ TEST_F(RebalanceTest, SharesThatMemoryDoesNotHoldAreNotTaken) {
   expect_losses(free, limited, 1e-6);
 }
 
+TEST_F(RebalanceTest, SharesThatLeaveNothingToMoveAreTold) {
+  const std::string plan = folder_.file("plan.json");
+  write_text(plan,
+             R"({"shares": [{"data_rank": 0, "num_samples": 4, "micro_batch_size": 4},
+                            {"data_rank": 1, "num_samples": 8, "micro_batch_size": 4}]})");
+  ::testing::internal::CaptureStderr();
+  run({"--devices", "cpu:2", "--batch-size", "12", "--plan", plan, "--rebalance"});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("shares are 1, 2 micro-batches and each keeps 1, so there is "
+                                   "but one to move"));
+}
+
 TEST_F(RebalanceTest, TokensMoveToo) {
   const std::string model = folder_.file("sequence.onnx"), data = folder_.file("sequences.npz");
   write_text(model, testing::sequence_model());

@@ -72,6 +72,90 @@ TEST(RebalancerTest, MemoryThatIsFullKeepsARankAsItIs) {
   EXPECT_EQ(rebalancer.reject({true, true, false}), std::nullopt);
 }
 
+struct Cost {
+  double fixed, per_unit;
+};
+
+// Moves within `steps`, every one of which is taken.
+int moves(Rebalancer& rebalancer, const std::vector<Cost>& costs, int steps) {
+  int count = 0;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<double> worked;
+    for (size_t rank = 0; rank < costs.size(); ++rank) {
+      worked.push_back(costs[rank].fixed +
+                       costs[rank].per_unit * static_cast<double>(rebalancer.units()[rank]));
+    }
+    if (const auto units = rebalancer.observe(worked)) {
+      rebalancer.adopt(*units);
+      ++count;
+    }
+  }
+  return count;
+}
+
+// The least time that the slowest rank can take, by trying every share of two ranks.
+double optimum(const std::vector<Cost>& costs, int64_t total) {
+  double best = 1e300;
+  for (int64_t own = 1; own < total; ++own) {
+    best =
+        std::min(best,
+                 std::max(costs[0].fixed + costs[0].per_unit * static_cast<double>(own),
+                          costs[1].fixed + costs[1].per_unit * static_cast<double>(total - own)));
+  }
+  return best;
+}
+
+TEST(RebalancerTest, SettlesAtTheOptimumWhereAPartOfTheStepIsFixed) {
+  for (const std::vector<Cost>& costs : {std::vector<Cost>{{0.02, 0.001}, {0.2, 0.001}},
+                                         {{0.1, 0.001}, {0.1, 0.004}},
+                                         {{0, 0.001}, {0.05, 0.002}},
+                                         {{0.3, 0.0001}, {0.6, 0.0002}}}) {
+    Rebalancer rebalancer({171, 171}, 1);
+    EXPECT_LE(moves(rebalancer, costs, 60), 3);
+    double slowest = 0;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      slowest = std::max(
+          slowest,
+          costs[rank].fixed + costs[rank].per_unit * static_cast<double>(rebalancer.units()[rank]));
+    }
+    EXPECT_LE(slowest, 1.12 * optimum(costs, 342));
+    EXPECT_EQ(moves(rebalancer, costs, 500), 0);
+  }
+}
+
+TEST(RebalancerTest, SeveralRanksSettleToo) {
+  Rebalancer rebalancer({64, 64, 64, 64}, 1);
+  const std::vector<Cost> costs = {{0.1, 0.001}, {0.05, 0.002}, {0.1, 0.004}, {0.02, 0.001}};
+  EXPECT_LE(moves(rebalancer, costs, 100), 4);
+  EXPECT_EQ(moves(rebalancer, costs, 500), 0);
+}
+
+TEST(RebalancerTest, TimesThatSharesDoNotChangeEndTheMoving) {
+  Rebalancer rebalancer({171, 171}, 1);
+  const std::vector<Cost> costs = {{0.1, 0}, {0.3, 0}};
+  EXPECT_LE(moves(rebalancer, costs, 100), 2);
+  EXPECT_EQ(moves(rebalancer, costs, 500), 0);
+  // A device that recovers is noticed all the same.
+  EXPECT_GE(moves(rebalancer, {{0, 0.001}, {0, 0.001}}, 50), 1);
+}
+
+// Times of no form at all: moves that bring nothing come to an end.
+TEST(RebalancerTest, BrokenPromisesEndTheMoving) {
+  Rebalancer rebalancer({171, 171}, 1);
+  int count = 0, late = 0;
+  for (int step = 0; step < 400; ++step) {
+    // The rank with less work is the slower one, be it which it may.
+    const bool first = rebalancer.units()[0] < rebalancer.units()[1];
+    if (const auto units = rebalancer.observe({first ? 0.3 : 0.1, first ? 0.1 : 0.3})) {
+      rebalancer.adopt(*units);
+      ++count;
+      late += step > 100 ? 1 : 0;
+    }
+  }
+  EXPECT_LE(count, 4);
+  EXPECT_EQ(late, 0);
+}
+
 TEST(RebalancerTest, TimesTooShortToBeMeasuredDecideNothing) {
   Rebalancer rebalancer({4, 4}, 1);
   EXPECT_EQ(decide(rebalancer, {0.1, 0}), std::nullopt);
