@@ -204,9 +204,12 @@ void RendezvousHub::Impl::welcome(Peer& peer, const Json& hello) {
     peer.left = true;  // the connection is dropped
   };
   if (hello.at("job") != place.job) {
-    refuse(
-        true,
-        concat("rank 0 there belongs to job '", place.job, "', not to ", hello.at("job").dump()));
+    refuse(true,
+           concat("rank 0 there belongs to job '",
+                  place.job,
+                  "', not to '",
+                  hello.at("job").get<std::string>(),
+                  "'"));
     return;
   }
   if (generation < place.generation) {
@@ -460,11 +463,12 @@ void RendezvousHub::Impl::check_deadlines() {
     const std::set<int> there = arrived(), absent = missing(there);
     fail({absent.empty() ? -1 : *absent.begin(),
           ErrorCode::kCommunication,
-          concat("rank ",
+          concat(absent.size() > 1 ? "ranks " : "rank ",
                  join_ranks(absent),
                  " of ",
                  place.world_size,
-                 " has not come within ",
+                 absent.size() > 1 ? " have" : " has",
+                 " not come within ",
                  seconds(deadline),
                  " s to rank 0 at ",
                  place.host,

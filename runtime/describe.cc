@@ -146,12 +146,13 @@ void warn_of_small_batches(const Run& run) {
 
 void describe(const Run& run) {
   const int64_t n = run.job.dataset->num_samples();
-  std::string memory;
+  std::string memory;  // of several processes rank 0 knows its own alone
   for (const CompiledRank& rank : run.ranks) {
     if (!rank.programs.empty()) {
       memory += (memory.empty() ? "" : " + ") + bytes_text(rank.arena_bytes());
     }
   }
+  memory += run.only_rank ? " on rank 0" : "";
   log_info("model ",
            run.job.model->path(),
            ": ",

@@ -136,6 +136,13 @@ TEST(RendezvousTest, ARankThatNeverComesIsNamed) {
   EXPECT_EQ(outcomes[0].code, ErrorCode::kCommunication);
 }
 
+TEST(RendezvousTest, RanksThatNeverComeAreNamed) {
+  std::vector<RankPlace> all = places(4);
+  all.erase(all.begin() + 2, all.end());
+  const auto outcomes = meet(all, milliseconds(600), [](Rendezvous&) {});
+  EXPECT_THAT(messages(outcomes), Each(HasSubstr("ranks 2, 3 of 4 have not come within")));
+}
+
 TEST(RendezvousTest, WithoutRankZeroTheAddressIsNamed) {
   std::vector<RankPlace> all = places(2);
   ::close(all[0].listening_fd);
