@@ -1,5 +1,6 @@
 #include "parallel/trace_events.h"
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace trainrt {
@@ -40,6 +41,18 @@ void TraceTotals::add(const TraceEvent& event) {
     case TraceLane::kOperator:
       break;  // part of a cell's
   }
+}
+
+std::string TraceTotals::line(const std::string& label, double whole) const {
+  const double all = whole > 0 ? whole : 1;
+  char line[160];
+  std::snprintf(line,
+                sizeof(line),
+                ": compute %.1f %%, communication %.1f %%, bubble %.1f %%\n",
+                100 * compute / all,
+                100 * communication / all,
+                100 * (all - compute - communication) / all);
+  return label + line;
 }
 
 std::string trace_rank_lines(int rank, const std::string& label) {

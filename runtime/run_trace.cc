@@ -1,7 +1,6 @@
 #include "runtime/run_trace.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "graph/base/error.h"
@@ -104,16 +103,7 @@ void RunTrace::end_step(int64_t step, bool meets) {
 }
 
 std::string RunTrace::finish() {
-  const double whole = seconds_ > 0 ? seconds_ : 1;
-  char line[160];
-  std::snprintf(line,
-                sizeof(line),
-                "rank %d: compute %.1f %%, communication %.1f %%, bubble %.1f %%\n",
-                rank_,
-                100 * totals_.compute / whole,
-                100 * totals_.communication / whole,
-                100 * (whole - totals_.compute - totals_.communication) / whole);
-  const std::string all = gather(line);
+  const std::string all = gather(totals_.line(concat("rank ", rank_), seconds_));
   if (rank_ != 0) {
     return "";
   }

@@ -1,6 +1,7 @@
 // `trainrt plan`: the dry-run report.
 #include <malloc.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <memory>
@@ -64,40 +65,62 @@ TrainingJob job_in(TrainingJob job, const std::string& precision) {
   return job;
 }
 
-// The predicted step as `run --trace` writes the measured one: of all ranks where their programs
-// were replayed, else of data rank 0, a process per pipeline rank. What lies between two cells is a
-// bubble, transfers that nobody waits for included.
-std::string predicted_trace(const Timeline& timeline) {
-  std::string text = kTraceBegin;
-  if (!timeline.events.empty()) {
-    for (size_t rank = 0; rank < timeline.events.size(); ++rank) {
-      text += trace_rank_lines(static_cast<int>(rank), concat("rank ", rank, " (predicted)"));
-      for (const TraceEvent& event : timeline.events[rank]) {
-        text += trace_line(static_cast<int>(rank), event);
-      }
-    }
-    return text + kTraceEnd;
+// A predicted time line: of all ranks where their programs were replayed, else of data rank 0, a
+// line per pipeline rank. What lies between two cells is a bubble, transfers that nobody waits for
+// included.
+struct PredictedRank {
+  std::string label;
+  std::vector<TraceEvent> events;
+};
+
+std::vector<PredictedRank> predicted_ranks(const Timeline& timeline) {
+  std::vector<PredictedRank> ranks;
+  for (size_t rank = 0; rank < timeline.events.size(); ++rank) {
+    ranks.push_back({concat("rank ", rank, " (predicted)"), timeline.events[rank]});
+  }
+  if (!ranks.empty()) {
+    return ranks;
   }
   for (size_t rank = 0; rank < timeline.schedule.ranks.size(); ++rank) {
-    text += trace_rank_lines(static_cast<int>(rank), concat("stage ", rank, " (predicted)"));
+    PredictedRank made{concat("stage ", rank, " (predicted)"), {}};
     double end = 0;
     for (size_t i = 0; i < timeline.schedule.ranks[rank].size(); ++i) {
       const CellTime& time = timeline.replay.cells[rank][i];
       if (time.start > end) {
-        text += trace_line(static_cast<int>(rank),
-                           {"wait", TraceLane::kBubble, end, time.start - end, 1, -1});
+        made.events.push_back({"wait", TraceLane::kBubble, end, time.start - end, 1, -1});
       }
       end = time.end;
-      text += trace_line(static_cast<int>(rank),
-                         {cell_name(timeline.schedule.ranks[rank][i]),
-                          TraceLane::kCompute,
-                          time.start,
-                          time.end - time.start,
-                          1,
-                          -1});
+      made.events.push_back({cell_name(timeline.schedule.ranks[rank][i]),
+                             TraceLane::kCompute,
+                             time.start,
+                             time.end - time.start,
+                             1,
+                             -1});
     }
+    ranks.push_back(std::move(made));
   }
-  return text + kTraceEnd;
+  return ranks;
+}
+
+// Written as `run --trace` writes the measured steps, and summed up as there: of each rank's time
+// from its first event to its last.
+void write_predicted_trace(const Timeline& timeline, const std::string& file) {
+  std::string text = kTraceBegin, spent;
+  const std::vector<PredictedRank> ranks = predicted_ranks(timeline);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    text += trace_rank_lines(static_cast<int>(rank), ranks[rank].label);
+    TraceTotals totals;
+    double begin = std::numeric_limits<double>::max(), end = 0;
+    for (const TraceEvent& event : ranks[rank].events) {
+      text += trace_line(static_cast<int>(rank), event);
+      totals.add(event);
+      begin = std::min(begin, event.start_seconds);
+      end = std::max(end, event.start_seconds + event.seconds);
+    }
+    spent += totals.line(ranks[rank].label, end - begin);
+  }
+  write_file_atomically(file, [&](std::ostream& out) { out << text << kTraceEnd; });
+  log_info(spent, "wrote ", file);
 }
 
 // What the search frees it soon needs again.
@@ -225,9 +248,7 @@ int plan_command(const Options& flags) {
     TRAINRT_REQUIRE(result.chosen.prediction.timeline != nullptr,
                     kInfeasiblePlan,
                     "--trace: there is no plan whose step could be drawn");
-    write_file_atomically(options.trace, [&](std::ostream& out) {
-      out << predicted_trace(*result.chosen.prediction.timeline);
-    });
+    write_predicted_trace(*result.chosen.prediction.timeline, options.trace);
   }
   ReportContext context;
   context.model_name = options.arguments[0].substr(options.arguments[0].rfind('/') + 1);

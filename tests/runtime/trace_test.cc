@@ -48,7 +48,13 @@ TEST(TraceTest, RunAndPlanDrawTheSameCells) {
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
   const ProgramResult planned = run_trainrt(predict);
   ASSERT_EQ(planned.exit_code, 0) << planned.err;
-  EXPECT_NE(ran.out.find("rank 1: compute "), std::string::npos) << ran.out;
+  // Both say how each rank's step is spent, in the same words, and where the file is.
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    EXPECT_NE(ran.out.find(rank + std::string(": compute ")), std::string::npos) << ran.out;
+    EXPECT_NE(planned.err.find(rank + std::string(" (predicted): compute ")), std::string::npos)
+        << planned.err;
+  }
+  EXPECT_NE(planned.err.find("wrote " + folder.file("plan.json")), std::string::npos);
   const auto measured = names_of(folder.file("run.json"), "compute");
   const auto predicted = names_of(folder.file("plan.json"), "compute");
   ASSERT_EQ(predicted.size(), 2u);
