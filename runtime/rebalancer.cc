@@ -39,7 +39,7 @@ std::optional<std::vector<int64_t>> Rebalancer::observe(const std::vector<double
     return std::nullopt;
   }
   window_.push_back(seconds);
-  if (window_.size() < rule_.window) {
+  if (window_.size() < steps_) {
     return std::nullopt;
   }
   std::vector<double> medians;
@@ -155,6 +155,7 @@ std::optional<std::vector<int64_t>> Rebalancer::propose() {
 void Rebalancer::adopt(const std::vector<int64_t>& units) {
   enough_ = (slowest(units) + slowest(units_)) / 2;
   units_ = units;
+  steps_ = std::min(2 * steps_, rule_.longest_window);
   window_.clear();
   fresh_ = true;
 }

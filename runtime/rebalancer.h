@@ -18,7 +18,10 @@
 namespace trainrt {
 
 struct RebalanceRule {
-  size_t window = 5;        // steps measured before each decision; the median counts
+  // Steps measured before the first decision; the median counts. After each move twice as many, for
+  // a machine that is busy with other things never looks the same twice.
+  size_t window = 5;
+  size_t longest_window = 80;
   double least_gain = 0.1;  // a change must promise to shorten the slowest rank's work by this part
   double change = 0.25;     // a rank whose time differs so much with equal units is another device
   int most_misses = 2;      // moves on end that bring less than half of what they promise
@@ -59,7 +62,8 @@ class Rebalancer {
   std::vector<int64_t> units_;
   int64_t least_;
   RebalanceRule rule_;
-  std::vector<int64_t> caps_;  // most units that a rank's memory is known to hold
+  std::vector<int64_t> caps_;    // most units that a rank's memory is known to hold
+  size_t steps_ = rule_.window;  // to be measured before the next decision
   std::deque<std::vector<double>> window_;
   std::vector<RankCost> costs_;
   bool fresh_ = true;  // the next step is the first with these units, and slower than those to come

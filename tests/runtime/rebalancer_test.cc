@@ -140,6 +140,23 @@ TEST(RebalancerTest, TimesThatSharesDoNotChangeEndTheMoving) {
 }
 
 // Times of no form at all: moves that bring nothing come to an end.
+// Times that change by themselves, as on a busy machine, move little and ever more rarely.
+TEST(RebalancerTest, ABusyMachineIsLookedAtEverLonger) {
+  Rebalancer rebalancer({18, 14}, 1);
+  int count = 0;
+  for (int step = 0; step < 400; ++step) {
+    const double noise = step / 11 % 2 == 0 ? 1.3 : 0.8;
+    const auto units =
+        rebalancer.observe({0.001 * noise * static_cast<double>(rebalancer.units()[0]),
+                            0.001 * static_cast<double>(rebalancer.units()[1])});
+    if (units) {
+      rebalancer.adopt(*units);
+      ++count;
+    }
+  }
+  EXPECT_LE(count, 7);
+}
+
 TEST(RebalancerTest, BrokenPromisesEndTheMoving) {
   Rebalancer rebalancer({171, 171}, 1);
   int count = 0, late = 0;
