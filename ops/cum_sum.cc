@@ -78,7 +78,7 @@ OpDef cum_sum_op() {
   op.sharding = [](const OpContext& context) { return all_but(context, {context.axis()}); };
   op.gradient = [](GradientBuilder& g) {
     Attributes attributes = g.attributes();
-    attributes.set("reverse", int64_t{1} - attributes.get_int("reverse", 0));
+    attributes.set("reverse", int64_t{attributes.get_int("reverse", 0) == 0 ? 1 : 0});
     g.set_input_grad(0, g.op("CumSum", {g.output_grad(0)}, attributes));
   };
   op.upgrade = [](UpgradeContext& context) {
@@ -146,11 +146,15 @@ OpDef trilu_op() {
     g.set_input_grad(0, g.op("Trilu", {g.output_grad(0)}, g.attributes()));
   };
   op.upgrade = [](UpgradeContext& context) {
+    int64_t k = context.has_input(1) ? int_scalar(context, 1) : int64_t{0};
+    if (const Shape& shape = context.shape(context.input(0)); shape.size() >= 2) {
+      // Beyond the matrix all is kept, or nothing.
+      k = std::clamp(k, -shape[shape.size() - 2], shape.back());
+    }
     context.set_outputs(
         context.emit("Trilu",
                      {context.input(0)},
-                     {{"upper", context.attributes().get_int("upper", 1)},
-                      {"k", context.has_input(1) ? int_scalar(context, 1) : int64_t{0}}}));
+                     {{"upper", context.attributes().get_int("upper", 1)}, {"k", k}}));
   };
   op.inplace = {{0, 0}};
   op.cheap = true;
@@ -230,7 +234,7 @@ OpDef reverse_sequence_op() {
   op.upgrade = [](UpgradeContext& context) {
     const int64_t batch_axis = context.attributes().get_int("batch_axis", 1);
     const int64_t time_axis = context.attributes().get_int("time_axis", 0);
-    TRAINRT_REQUIRE(batch_axis + time_axis == 1,
+    TRAINRT_REQUIRE((batch_axis == 0 && time_axis == 1) || (batch_axis == 1 && time_axis == 0),
                     kInvalidModel,
                     "batch_axis is ",
                     batch_axis,

@@ -1,6 +1,7 @@
 // Nodes that the ONNX checker lets pass and no exporter writes: what fuzzing found.
 #include <gmock/gmock.h>
 
+#include "graph/evaluator.h"
 #include "tests/graph/onnx_models.h"
 
 namespace trainrt {
@@ -33,6 +34,33 @@ TEST(OnnxDamagedTest, AnOutputPaddingBeyondTheStride) {
   EXPECT_THAT(refusal("(float[1, 1, 4] x, float[1, 1, 3] w) => (float[1, 1, 6] y)",
                       "y = ConvTranspose <output_padding = [9223372036854775807]> (x, w)"),
               HasSubstr("output_padding"));
+}
+
+TEST(OnnxDamagedTest, AxesOfASequenceThatOnlyAddUpToOne) {
+  for (const char* axes :
+       {"batch_axis = 9223372036854775807, time_axis = 1", "batch_axis = 3, time_axis = -2"}) {
+    EXPECT_THAT(error_of(ErrorCode::kInvalidModel,
+                         [&] {
+                           model_of("(float[2, 3] x, int64[3] n) => (float[2, 3] y)",
+                                    "",
+                                    concat("y = ReverseSequence <", axes, "> (x, n)"))
+                               .bind(at_batch(2));
+                         }),
+                HasSubstr("wanted one to be 0, the other 1"));
+  }
+}
+
+TEST(OnnxDamagedTest, ADiagonalBeyondAnyMatrixKeepsAllOrNothing) {
+  for (const auto& [k, kept] :
+       {std::pair("9223372036854775807", true), std::pair("-9223372036854775808", false)}) {
+    const OnnxModel model = model_of("(float[2, 3] x) => (float[2, 3] y)",
+                                     concat("int64 k = {", k, "}"),
+                                     "y = Trilu <upper = 0> (x, k)");
+    const Graph graph = model.bind(at_batch(2));
+    const Tensor x = Tensor::from<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+    const std::vector<Tensor> results = evaluate(graph, {{"x", x}}, {graph.outputs()[0]});
+    EXPECT_EQ(results[0].to_double()[5], kept ? 6 : 0) << k;
+  }
 }
 
 TEST(OnnxDamagedTest, IndexTuplesWiderThanTheData) {
