@@ -299,6 +299,17 @@ std::vector<UnsupportedOp> OnnxTranslator::unsupported() const {
   return unsupported_;
 }
 
+namespace {
+
+// Operators that are ours and ONNX's alike. Those that are ours alone (MeanLoss, Accumulate) come
+// of others, with operands and attributes that nobody checks in a file.
+bool is_taken_as_it_is(const std::string& domain, const std::string& op_type) {
+  return domain.empty() && find_op(op_type) != nullptr &&
+         onnx::OpSchemaRegistry::Schema(op_type) != nullptr;
+}
+
+}  // namespace
+
 bool OnnxTranslator::is_known_operator(const onnx::NodeProto& node) const {
   const std::string domain = canonical_domain(node.domain());
   if (model_.functions.count(function_key(domain, node.op_type(), node.overload())) != 0 ||
@@ -307,8 +318,8 @@ bool OnnxTranslator::is_known_operator(const onnx::NodeProto& node) const {
   }
   static const std::set<std::string> kBuiltin = {
       "Constant", "Identity", "Shape", "Size", "Range", "ConstantOfShape", "If", "Loop", "Scan"};
-  if (domain.empty() &&
-      (find_op(node.op_type()) != nullptr || kBuiltin.count(node.op_type()) != 0)) {
+  if (is_taken_as_it_is(domain, node.op_type()) ||
+      (domain.empty() && kBuiltin.count(node.op_type()) != 0)) {
     return true;
   }
   const onnx::OpSchema* schema =
@@ -377,7 +388,7 @@ void OnnxTranslator::dispatch(const onnx::NodeProto& node, std::vector<ValueId> 
     return;
   }
   const std::function<void(UpgradeContext&)>* rule = find_upgrade(domain, node.op_type());
-  if (rule != nullptr || (domain.empty() && find_op(node.op_type()) != nullptr)) {
+  if (rule != nullptr || is_taken_as_it_is(domain, node.op_type())) {
     upgrade(node, inputs, rule);
     return;
   }

@@ -36,6 +36,15 @@ TEST(OnnxDamagedTest, AnOutputPaddingBeyondTheStride) {
               HasSubstr("output_padding"));
 }
 
+TEST(OnnxDamagedTest, OperatorsThatAreOursAloneAreNoneOfAFile) {
+  for (const char* body : {"y = SoftmaxCrossEntropyGrad (x)",
+                           "y = Accumulate (x, x)",
+                           "y = MeanLoss (x, x)",
+                           "y = AllReduce (x)"}) {
+    EXPECT_THAT(refusal("(float[1] x) => (float[1] y)", body), HasSubstr("no such operator here"));
+  }
+}
+
 TEST(OnnxDamagedTest, AxesOfASequenceThatOnlyAddUpToOne) {
   for (const char* axes :
        {"batch_axis = 9223372036854775807, time_axis = 1", "batch_axis = 3, time_axis = -2"}) {
