@@ -42,12 +42,13 @@ std::set<int64_t> larger_parts(const Program& program, int degree) {
   std::set<int64_t> found;
   for (const ProgramVariant& variant : program.variants) {
     for (const Node& node : variant.graph.nodes()) {
-      if (degree == 1 || node.attributes.get_string("group", "") != "tensor") {
+      if (degree == 1 || !is_communication(node.op_type) ||
+          node.attributes.get_string("group") != "tensor") {
         continue;
       }
       for (const char* name : {"sizes", "concat_sizes"}) {
         const std::vector<int64_t> sizes = node.attributes.get_ints(name, {});
-        for (auto first = sizes.begin(); first != sizes.end(); first += degree) {
+        for (auto first = sizes.begin(); sizes.end() - first >= degree; first += degree) {
           const int64_t larger = std::count(first, first + degree, *first);
           if (larger < degree) {
             found.insert(larger);

@@ -119,6 +119,13 @@ INSTANTIATE_TEST_SUITE_P(
                    kGpt,
                    {"--batch-size", "4", "--devices", "cpu:4"},
                    {"--tp", "4", "--sequence-parallel"}},
+        MemoryCase{"CnnTensor", kCnn, {"--batch-size", "4", "--devices", "cpu:2"}, {"--tp", "2"}},
+        MemoryCase{
+            "CnnTensorUneven", kCnn, {"--batch-size", "4", "--devices", "cpu:3"}, {"--tp", "3"}},
+        MemoryCase{"UnetTensorUneven",
+                   kUnet,
+                   {"--batch-size", "2", "--devices", "cpu:6"},
+                   {"--tp", "3", "--pp", "2"}},
         MemoryCase{
             "MlpTensorUneven", kMlp, {"--batch-size", "7", "--devices", "cpu:3"}, {"--tp", "3"}},
         MemoryCase{"GptTensorUneven",
