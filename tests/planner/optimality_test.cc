@@ -229,6 +229,7 @@ class BruteForce {
     const GroupLinks links = group_links(request_.topology, group, 1);
     GraphProfileRequest wanted{&model, &cost, &links, tensor, sequence_parallel, 2};
     wanted.split_for_memory = for_memory_;
+    wanted.choose_padding = true;
     return graph_profile(wanted);
   }
 
@@ -549,6 +550,10 @@ TEST(OptimalityTest, NoPlanIsFasterInTheThirdCases) {
 // What fits only where tensors are cut for memory.
 TEST(OptimalityTest, NoPlanIsMissedThatCutsTensorsForMemory) {
   compare(10155, 1);
+}
+// Three ranks share dims that three does not divide, whose largest parts are padded.
+TEST(OptimalityTest, NoPlanIsFasterThatPadsUnevenParts) {
+  compare(10264, 1);
 }
 TEST(LongOptimalityTest, NoPlanIsFaster) {
   compare(10000, 400);
