@@ -97,8 +97,11 @@ Binding accept_rewritten(const OnnxModel::Impl& model,
 }
 
 bool outputs_scale(const Graph& example, const Graph& now, int64_t from, int64_t to) {
+  if (example.outputs().size() != now.outputs().size()) {
+    return false;  // what one size supports the other may not
+  }
   for (size_t i = 0; i < now.outputs().size(); ++i) {
-    if (!scales_with_batch(example.value(example.outputs().at(i)).type.shape,
+    if (!scales_with_batch(example.value(example.outputs()[i]).type.shape,
                            now.value(now.outputs()[i]).type.shape,
                            from,
                            to)) {
