@@ -72,6 +72,18 @@ TEST(OnnxDamagedTest, ADiagonalBeyondAnyMatrixKeepsAllOrNothing) {
   }
 }
 
+// A transform over the samples, too long at the size that the file was made for alone.
+TEST(OnnxDamagedTest, AnOutputThatOneBatchHasAndAnotherHasNot) {
+  EXPECT_THAT(error_of(ErrorCode::kInvalidModel,
+                       [] {
+                         model_of("(float[65536, 7, 2] x) => (float[65536, 7, 2] y)",
+                                  "",
+                                  "y = DFT <axis = 0> (x)")
+                             .tensors(at_batch(32));
+                       }),
+              HasSubstr("cannot be rewritten to 32"));
+}
+
 TEST(OnnxDamagedTest, IndexTuplesWiderThanTheData) {
   const auto of = [](const std::string& body, const std::string& inputs) {
     return error_of(ErrorCode::kInvalidModel, [&] {
