@@ -93,6 +93,11 @@ Json alternative_object(const PlanRequest& request,
     Plan shares;
     shares.shares = other.shares;
     plan["shares"] = plan_object(shares)["shares"];
+    const auto largest = std::max_element(
+        other.shares.begin(), other.shares.end(), [](const DataShare& a, const DataShare& b) {
+          return a.micro_batch_size < b.micro_batch_size;
+        });
+    plan["micro_batch_size"] = largest->micro_batch_size;  // which a short share may not reach
   }
   return {{"plan", std::move(plan)},
           {"recompute", recompute_text(other.layout)},

@@ -344,5 +344,31 @@ TEST_F(PlanFileTest, AlternativesAreFiles) {
   }
 }
 
+// A share may be less than the micro-batch that its kind of device would take.
+TEST_F(PlanFileTest, AlternativesOfShortSharesNameTheLargestMicroBatch) {
+  const std::string cnn = folder_.file("cnn.onnx");
+  write_model("cnn", cnn);
+  write_text(folder_.file("c.yaml"),
+             "hosts:\n  - devices: [{count: 4, type: a100-80gb-sxm}]\n"
+             "  - devices: [{count: 4, type: v100-32gb-sxm}]\n");
+  const std::vector<std::string> command = {
+      "plan", cnn, "--format", "json", "--cluster", folder_.file("c.yaml"), "--batch-size", "24"};
+  const ProgramResult result = run_trainrt(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  int with_shares = 0;
+  const Json report = Json::parse(result.out);
+  for (const Json& alternative : report["alternatives"]) {
+    if (!alternative["plan"].contains("shares")) {
+      continue;
+    }
+    ++with_shares;
+    write_text(folder_.file("plan.json"), alternative["plan"].dump());
+    std::vector<std::string> again = command;
+    again.insert(again.end(), {"--plan", folder_.file("plan.json")});
+    EXPECT_EQ(run_trainrt(again).exit_code, 0) << alternative["plan"];
+  }
+  EXPECT_GT(with_shares, 0);
+}
+
 }  // namespace
 }  // namespace trainrt::testing
