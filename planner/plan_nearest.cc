@@ -179,31 +179,73 @@ void PlanSearch::doubt_estimates() {
   explore();
 }
 
-// What the nearest plan lacks by its programs, where they can be compiled.
-void PlanSearch::settle_nearest() {
-  if (nearest_.layout.first_block.empty()) {  // what fits by the estimates cannot be carried out
-    return;
-  }
+// Takes the candidate's memory from its programs, where they can be compiled; whether it fits.
+bool PlanSearch::settle_by_programs(Candidate* candidate) {
   try {
-    if (std::optional<std::vector<RankMemory>> found = programs_memory(&nearest_)) {
-      nearest_.rank_memory = std::move(*found);
+    if (std::optional<std::vector<RankMemory>> found = programs_memory(candidate)) {
+      candidate->rank_memory = std::move(*found);
     }
   } catch (const Error&) {  // what cannot be carried out is told apart when it is the best
   }
-  if (nearest_.rank_memory.empty()) {
+  if (candidate->rank_memory.empty()) {
+    return false;
+  }
+  const std::vector<StageMemory> stages =
+      stages_of_ranks(candidate->rank_memory, request_.topology, candidate->layout);
+  candidate->prediction.stages = stages;
+  if (!candidate->prediction.fits()) {
+    return false;
+  }
+  candidate->prediction = predict_step(step_request(*candidate));
+  candidate->prediction.stages = stages;
+  return true;
+}
+
+// What the nearest plan lacks by its programs, and whether one of other degrees fits by its own:
+// the estimates may be a third above, and not for all alike.
+void PlanSearch::settle_nearest() {
+  constexpr double kMostDoubted = 0.6;  // of what a candidate takes
+  constexpr size_t kMostOthers = 4;
+  if (nearest_.layout.first_block.empty()) {  // what fits by the estimates cannot be carried out
     return;
   }
-  nearest_.prediction.stages =
-      stages_of_ranks(nearest_.rank_memory, request_.topology, nearest_.layout);
-  result_.missing_bytes = 0;
-  keep_nearest(Candidate(nearest_));
-  if (nearest_.prediction.fits()) {
-    const std::vector<StageMemory> stages = nearest_.prediction.stages;
-    nearest_.prediction = predict_step(step_request(nearest_));
-    nearest_.prediction.stages = stages;
-    chosen_ = nearest_;
-    best_seconds_ = chosen_.prediction.seconds;
-    best_ = value_of(chosen_, best_seconds_);
+  std::vector<Candidate> others;
+  for (const auto& [group, candidate] : too_large_) {
+    if (group != Group(nearest_.layout.tensor, nearest_.layout.pipeline) &&
+        shortage_of(candidate) < kMostDoubted) {
+      others.push_back(candidate);
+    }
+  }
+  std::stable_sort(others.begin(), others.end(), [this](const Candidate& a, const Candidate& b) {
+    return shortage_of(a) < shortage_of(b);
+  });
+  others.resize(std::min(others.size(), kMostOthers));
+  const auto take = [this](const Candidate& candidate) {
+    const double value = value_of(candidate, candidate.prediction.seconds);
+    if (value < best_) {
+      chosen_ = candidate;
+      best_seconds_ = candidate.prediction.seconds;
+      best_ = value;
+    }
+  };
+  const bool fits = settle_by_programs(&nearest_);
+  if (!nearest_.rank_memory.empty()) {
+    result_.missing_bytes = 0;
+    keep_nearest(Candidate(nearest_));
+  }
+  if (fits) {
+    take(nearest_);
+  }
+  for (Candidate& other : others) {
+    if (settle_by_programs(&other)) {
+      take(other);
+    }
+  }
+  if (best_ < 1e300) {  // of all shapes, none of which the search has let through
+    result_.lower_bound = best_seconds_;
+    for (const Shape& shape : shapes_) {
+      result_.lower_bound = std::min(result_.lower_bound, shape.bound_seconds);
+    }
   }
 }
 

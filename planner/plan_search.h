@@ -184,6 +184,7 @@ class PlanSearch {
   std::optional<double> program_error(Candidate* candidate);
   void doubt_single_stages();
   void doubt_estimates();
+  bool settle_by_programs(Candidate* candidate);
   void settle_nearest();
   void split_for_memory();
   bool is_known(size_t shape) const;

@@ -216,5 +216,27 @@ TEST(RecomputeOfSomeBlocksTest, EqualsTheRuns) {
   EXPECT_FALSE(recompute["runs"].empty()) << recompute;
 }
 
+// The estimate of gathered weights in a single stage is twice what the program needs.
+TEST(PlanLimitTest, WhatFitsUnderZero3AloneIsFound) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx");
+  make_model({"llama-8b"}, model);
+  const ProgramResult result = run_trainrt({"plan",
+                                            model,
+                                            "--cluster",
+                                            "rtx-4090:8",
+                                            "--batch-size",
+                                            "8",
+                                            "--what-if",
+                                            "off",
+                                            "--format",
+                                            "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json report = Json::parse(result.out);
+  EXPECT_EQ(report["plan"]["zero_stage"], 3);
+  EXPECT_LE(report["search"]["lower_bound_seconds"].get<double>(),
+            report["predicted"]["step_seconds"].get<double>());
+}
+
 }  // namespace
 }  // namespace trainrt::testing
