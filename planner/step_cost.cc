@@ -559,14 +559,12 @@ class StepPricer : private StepDevices {
         parameters / shards *
             (3 * engine_.gradient_bytes + 2 * engine_.optimizer_bytes + engine_.update_bytes) +
         engine_.gradient_bytes * parameters;
-    const int device = rank_of(stage, 0, 0);
-    const CostModel& cost = cost_model(type_index(device));
-    if (layout_.offload_optimizer && !type(device).is_cpu()) {
-      // The update's kernels work on state in the host's memory: what is read passes what is
-      // written, in the other direction.
+    const CostModel& cost = cost_model(type_index(rank_of(stage, 0, 0)));
+    if (layout_.offload_optimizer && !cost.device().is_cpu()) {
+      // On state in the host's memory: what is read passes what is written, the other way.
       const double state = engine_.optimizer_bytes * parameters / shards;
       return cost.stream_seconds(bytes - 2 * state, 0) +
-             state / host_link_bandwidth(type(device).architecture);
+             state / host_link_bandwidth(cost.device().architecture);
     }
     return cost.stream_seconds(bytes, 0);
   }

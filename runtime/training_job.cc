@@ -360,11 +360,10 @@ void warn_of_label_axis(const DataChoice& choice, const std::map<std::string, in
 // Classes along either of two axes: the sizes leave it open.
 void warn_of_class_axis(const Graph& forward, const LossSpec& loss) {
   const bool classes = loss.kind == "softmax_cross_entropy" || loss.kind == "nll";
-  const std::optional<ValueId> output = forward.find_value(loss.output);
-  if (!classes || !output || !class_axis_is_open(forward.value(*output).type.shape, loss)) {
+  const Shape& shape = forward.value(forward.find_value(loss.output).value()).type.shape;
+  if (!classes || !class_axis_is_open(shape, loss)) {
     return;
   }
-  const Shape& shape = forward.value(*output).type.shape;
   log_warning("output '",
               loss.output,
               "' ",
@@ -472,11 +471,12 @@ TrainingJob make_training_job(const Options& options, JobUse use) {
   }
   check_array_axes(array_axes, *job.model, *choice.dataset);
   warn_of_label_axis(choice, array_axes);
-  warn_of_class_axis(forward, choice.loss);
   if (job.from_training_info) {
     take_scalar_loss(loss_of_training_info(*job.model, bound), choice.loss);
   } else if (choice.loss.kind == "output") {
     settle_scalar_loss(job, forward, choice.loss);
+  } else {
+    warn_of_class_axis(forward, choice.loss);
   }
   job.dataset = choice.dataset;
   job.spec.loss = choice.loss;
