@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/class_axis.h"
+#include "ops/item_blocks.h"
 
 namespace trainrt {
 
@@ -92,6 +93,8 @@ const RegisterOp kCorrectCount{{
           *k.output<double>(0) = count;
         },
     .not_differentiable = true,
+    .workspace = [](const OpContext& op,
+                    const DeviceSpec& spec) { return device_item_workspace(op, spec, 1); },
     .examples = {{.name = "ignored",
                   .attributes = {{"ignore_index", int64_t{-100}}},
                   .inputs = {{DType::kInt64, {4}}, {DType::kInt64, {4}}},

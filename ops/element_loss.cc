@@ -10,8 +10,6 @@ namespace trainrt {
 
 namespace {
 
-constexpr int64_t kGrain = 16384;
-
 template <typename Fn>
 void dispatch_kind(const Attributes& attributes, Fn&& fn) {
   const std::string& kind = attributes.get_string("kind");
@@ -48,11 +46,11 @@ void element_loss_kernel(KernelContext& k) {
         return;
       }
       double* blocks = reinterpret_cast<double*>(k.workspace().data());
-      k.parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
-        blocks[begin / kGrain] = block_loss<Loss>(x, t, begin, end);
+      k.parallel_for(n, kElementLossBlock, [&](int64_t begin, int64_t end) {
+        blocks[begin / kElementLossBlock] = block_loss<Loss>(x, t, begin, end);
       });
       double sum = 0;
-      for (int64_t block = 0; block * kGrain < n; ++block) {
+      for (int64_t block = 0; block * kElementLossBlock < n; ++block) {
         sum += blocks[block];
       }
       *k.output<double>(0) = sum;
@@ -69,11 +67,12 @@ void element_loss_grad_kernel(KernelContext& k) {
       const T* t = k.input<T>(1);
       const T upstream = static_cast<T>(*k.input<double>(2));
       T* grad = k.output<T>(0);
-      k.parallel_for(num_elements(k.input_shape(0)), kGrain, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          grad[i] = Loss::slope(x[i], t[i]) * upstream;
-        }
-      });
+      k.parallel_for(
+          num_elements(k.input_shape(0)), kElementLossBlock, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+              grad[i] = Loss::slope(x[i], t[i]) * upstream;
+            }
+          });
     });
   });
 }
@@ -143,7 +142,8 @@ const RegisterOp kElementLoss{{
         },
     .workspace =
         [](const OpContext& op, const DeviceSpec&) {
-          return std::max<int64_t>(1, (op.num_elements(0) + kGrain - 1) / kGrain) *
+          return std::max<int64_t>(
+                     1, (op.num_elements(0) + kElementLossBlock - 1) / kElementLossBlock) *
                  static_cast<int64_t>(sizeof(double));
         },
     .cpu_kernel = element_loss_kernel,

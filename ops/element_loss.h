@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "ops/host_device.h"
 #include "ops/vector_math.h"
 
 namespace trainrt {
+
+// Elements are summed in blocks of this many, and the blocks in order.
+inline constexpr int64_t kElementLossBlock = 16384;
 
 // One functor per kind: the loss of an element and its derivative.
 struct SquaredError {

@@ -16,6 +16,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/gather_scratch.h"
 #include "ops/index_check.h"
 #include "ops/localize.h"
 #include "ops/strided_copy.h"
@@ -290,11 +291,14 @@ OpDef gather_grad_op() {
     localize_rows(gather_grad_sharding(context), shard, attributes);
     return attributes;
   };
-  op.workspace = [](const OpContext& context, const DeviceSpec&) {
+  op.workspace = [](const OpContext& context, const DeviceSpec& spec) {
     const Shape& shape = context.output_shape(0);
     const int axis =
         normalize_axis(context.attributes().get_int("axis", 0), static_cast<int>(shape.size()));
-    return 4 * (shape[static_cast<size_t>(axis)] + context.num_elements(0));
+    const int64_t rows = shape[static_cast<size_t>(axis)], indices = context.num_elements(0);
+    return spec.backend == Backend::kCuda
+               ? GatherGradScratch(rows, num_elements(shape), indices).bytes()
+               : 4 * (rows + indices);
   };
   op.reference_kernel = gather_grad_kernel<false>;
   op.cpu_kernel = gather_grad_kernel<true>;

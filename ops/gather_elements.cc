@@ -9,6 +9,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/device_sort.h"
 #include "ops/gather.h"
 #include "ops/index_check.h"
 #include "ops/scatter_gradient.h"
@@ -315,6 +316,9 @@ OpDef scatter_elements_op() {
   op.upgrade = upgrade_scatter;
   op.inplace = {{0, 0}};
   op.cheap = true;
+  op.workspace = [](const OpContext& context, const DeviceSpec& spec) {
+    return spec.backend == Backend::kCuda ? device_sort::bytes(context.num_elements(1)) : 0;
+  };
   op.reference_kernel = scatter_elements_kernel;
   // Without a reduction ONNX leaves equal indices undefined: these are distinct.
   OpExample write = gather_example(

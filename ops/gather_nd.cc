@@ -12,6 +12,7 @@
 #include "graph/autodiff.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/device_sort.h"
 #include "ops/index_check.h"
 #include "ops/scatter_gradient.h"
 #include "ops/strided_copy.h"
@@ -312,6 +313,11 @@ OpDef scatter_nd_op() {
   op.upgrade = [](UpgradeContext& context) { context.pass_through(); };
   op.inplace = {{0, 0}};
   op.cheap = true;
+  op.workspace = [](const OpContext& context, const DeviceSpec& spec) {
+    const Shape& indices = context.input_shape(1);
+    const int64_t tuples = dims_product(indices, 0, static_cast<int>(indices.size()) - 1);
+    return spec.backend == Backend::kCuda ? device_sort::bytes(tuples) : 0;
+  };
   op.reference_kernel = scatter_nd_kernel;
   OpExample add = gather_example();
   add.name = "add";

@@ -6,6 +6,7 @@
 #include "graph/autodiff.h"
 #include "graph/graph_builder.h"
 #include "ops/class_axis.h"
+#include "ops/item_blocks.h"
 
 namespace trainrt {
 
@@ -71,6 +72,8 @@ const RegisterOp kItemCount{{
     },
     .reference_kernel = item_count_kernel,
     .not_differentiable = true,
+    .workspace = [](const OpContext& op,
+                    const DeviceSpec& spec) { return device_item_workspace(op, spec, 0); },
     .examples = {{.name = "ignored",
                   .attributes = {{"ignore_index", int64_t{2}}},
                   .inputs = {{DType::kInt64, {2, 3}}},

@@ -2,19 +2,59 @@
 // for them. ops/softmax.cc, softmax_cross_entropy.cc, nll_loss.cc, element_loss.cc, item_count.cc
 // and accuracy.cc have the definitions.
 //
-// Losses are summed in float64 by one team over all items: items are few beside scores.
+// Losses and counts are summed in float64: teams of lanes sum blocks of items, and one team the
+// blocks, whose sums lie in the workspace.
 #include <cmath>
 #include <limits>
 
 #include "ops/class_axis.h"
 #include "ops/element_loss.h"
 #include "ops/elementwise.cuh"
+#include "ops/item_blocks.h"
 #include "ops/launch.cuh"
 #include "ops/vector_math.h"
 
 namespace trainrt {
 
 namespace {
+
+// ---- sums in blocks ----------------------------------------------------------------------------
+
+template <typename Fn>
+struct SumBlock {
+  Fn of_item;
+  int64_t n, block;
+  double* sums;
+  template <typename Lanes>
+  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t b) const {
+    const Fn& each = of_item;
+    const int64_t first = b * block, count = n - first < block ? n - first : block;
+    const double sum =
+        team_sum<double>(team, count, [&each, first](int64_t i) { return each(first + i); });
+    if (team.leads()) {
+      sums[b] = sum;
+    }
+  }
+};
+
+struct NumberAt {
+  const double* numbers;
+  TRAINRT_HOST_DEVICE double operator()(int64_t i) const { return numbers[i]; }
+};
+
+// Output 0 becomes the sum over of_item(i), i in [0, n); the workspace has a double per block.
+template <typename Fn>
+void sum_in_blocks(KernelContext& context, int64_t n, int64_t block, const Fn& of_item) {
+  double* const sums = reinterpret_cast<double*>(context.workspace().data());
+  const int64_t blocks = (n + block - 1) / block;
+  launch_teams(context, blocks, block, SumBlock<Fn>{of_item, n, block, sums});
+  launch_teams(
+      context,
+      1,
+      blocks,
+      SumBlock<NumberAt>{
+          NumberAt{sums}, blocks, std::max<int64_t>(1, blocks), context.output<double>(0)});
+}
 
 // ---- softmax along an axis ---------------------------------------------------------------------
 
@@ -229,20 +269,6 @@ struct ItemLoss {
   }
 };
 
-struct SumItems {
-  ItemLoss loss;
-  int64_t items;
-  double* out;
-  template <typename Lanes>
-  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t) const {
-    const ItemLoss& each = loss;
-    const double sum = team_sum<double>(team, items, [&each](int64_t i) { return each(i); });
-    if (team.leads()) {
-      *out = sum;
-    }
-  }
-};
-
 struct StoreItems {
   ItemLoss loss;
   Reals out;
@@ -262,8 +288,7 @@ void class_loss_cuda(KernelContext& context) {
   if (context.attributes().get_string("reduction", "sum") == "none") {
     launch(context, layout.items(), StoreItems{loss, reals_out(context, 0)});
   } else {
-    launch_teams(
-        context, 1, layout.items(), SumItems{loss, layout.items(), context.output<double>(0)});
+    sum_in_blocks(context, layout.items(), kItemGrain, loss);
   }
 }
 
@@ -391,58 +416,38 @@ void first_max_index_cuda(KernelContext& context) {
 
 // ---- counts ------------------------------------------------------------------------------------
 
-struct CountCorrect {
+struct IsCorrect {
   IgnoreIndex ignore;
   const int64_t* predicted;
   Labels labels;
-  int64_t n;
-  double* out;
-  template <typename Lanes>
-  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t) const {
-    const CountCorrect& self = *this;
-    const double count = team_sum<double>(team, n, [&self](int64_t i) {
-      const int64_t label = self.labels[i];
-      return !self.ignore.matches(label) && label == self.predicted[i] ? 1.0 : 0.0;
-    });
-    if (team.leads()) {
-      *out = count;
-    }
+  TRAINRT_HOST_DEVICE double operator()(int64_t i) const {
+    const int64_t label = labels[i];
+    return !ignore.matches(label) && label == predicted[i] ? 1.0 : 0.0;
   }
 };
 
 void correct_count_cuda(KernelContext& context) {
-  const int64_t n = num_elements(context.input_shape(1));
-  launch_teams(context,
-               1,
-               n,
-               CountCorrect{IgnoreIndex(context.attributes()),
-                            context.input<int64_t>(0),
-                            labels_in(context, 1),
-                            n,
-                            context.output<double>(0)});
+  sum_in_blocks(
+      context,
+      num_elements(context.input_shape(1)),
+      kItemGrain,
+      IsCorrect{
+          IgnoreIndex(context.attributes()), context.input<int64_t>(0), labels_in(context, 1)});
 }
 
 // A label outside the classes makes the count NaN, which the executor reports: a device cannot
 // throw.
-struct CountItems {
+struct WeightOfItem {
   IgnoreIndex ignore;
   Labels labels;
   Weights weights;
-  int64_t n, classes;
-  double* out;
-  template <typename Lanes>
-  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t) const {
-    const CountItems& self = *this;
-    const double count = team_sum<double>(team, n, [&self](int64_t i) {
-      const int64_t label = self.labels[i];
-      return self.ignore.matches(label) ? 0.0
-             : self.classes >= 0 && (label < 0 || label >= self.classes)
-                 ? std::numeric_limits<double>::quiet_NaN()
-                 : self.weights[label];
-    });
-    if (team.leads()) {
-      *out = count;
-    }
+  int64_t classes;
+  TRAINRT_HOST_DEVICE double operator()(int64_t i) const {
+    const int64_t label = labels[i];
+    return ignore.matches(label) ? 0.0
+           : classes >= 0 && (label < 0 || label >= classes)
+               ? std::numeric_limits<double>::quiet_NaN()
+               : weights[label];
   }
 };
 
@@ -460,15 +465,13 @@ void item_count_cuda(KernelContext& context) {
   }
   const Weights weights = weights_in(context, 1);
   const int64_t named = context.attributes().get_int("num_classes", -1);
-  launch_teams(context,
-               1,
-               n,
-               CountItems{IgnoreIndex(context.attributes()),
-                          labels_in(context, 0),
-                          weights,
-                          n,
-                          named < 0 && weights.n > 0 ? weights.n : named,
-                          context.output<double>(0)});
+  sum_in_blocks(context,
+                n,
+                kItemGrain,
+                WeightOfItem{IgnoreIndex(context.attributes()),
+                             labels_in(context, 0),
+                             weights,
+                             named < 0 && weights.n > 0 ? weights.n : named});
 }
 
 struct Mean {
@@ -512,20 +515,11 @@ void shift_labels_cuda(KernelContext& context) {
 // ---- element by element ------------------------------------------------------------------------
 
 template <typename Loss, typename T>
-struct SumElements {
+struct LossOfElement {
   const T *x, *t;
-  int64_t n;
-  double* out;
-  template <typename Lanes>
-  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t) const {
+  TRAINRT_HOST_DEVICE double operator()(int64_t i) const {
     using C = ComputeOf<T>;
-    const SumElements& self = *this;
-    const double sum = team_sum<double>(team, n, [&self](int64_t i) {
-      return static_cast<double>(Loss::loss(to_compute<C>(self.x[i]), to_compute<C>(self.t[i])));
-    });
-    if (team.leads()) {
-      *out = sum;
-    }
+    return static_cast<double>(Loss::loss(to_compute<C>(x[i]), to_compute<C>(t[i])));
   }
 };
 
@@ -554,11 +548,10 @@ void element_loss_cuda(KernelContext& context) {
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     dispatch_kind(context.attributes(), [&](auto loss) {
       using T = decltype(tag);
-      launch_teams(context,
-                   1,
-                   n,
-                   SumElements<decltype(loss), T>{
-                       context.input<T>(0), context.input<T>(1), n, context.output<double>(0)});
+      sum_in_blocks(context,
+                    n,
+                    kElementLossBlock,
+                    LossOfElement<decltype(loss), T>{context.input<T>(0), context.input<T>(1)});
     });
   });
 }

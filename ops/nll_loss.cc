@@ -4,6 +4,7 @@
 #include "graph/autodiff.h"
 #include "ops/class_axis.h"
 #include "ops/cross_entropy.h"
+#include "ops/item_blocks.h"
 
 namespace trainrt {
 
@@ -144,6 +145,8 @@ const RegisterOp kNegativeLogLikelihoodLoss{{
         },
     .upgrade = upgrade_negative_log_likelihood,
     .localize = localize_classes,
+    .workspace = [](const OpContext& op,
+                    const DeviceSpec& spec) { return device_item_workspace(op, spec, 1); },
     .examples = {{.name = "sum",
                   .attributes = {{"ignore_index", int64_t{2}}},
                   .inputs = {{DType::kFloat32, {2, 4, 3}}, {DType::kInt64, {2, 3}}},

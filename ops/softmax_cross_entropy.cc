@@ -15,6 +15,7 @@
 #include "graph/upgrade.h"
 #include "ops/class_axis.h"
 #include "ops/cross_entropy.h"
+#include "ops/item_blocks.h"
 #include "ops/vector_math.h"
 
 namespace trainrt {

@@ -1,6 +1,8 @@
 // Every operator's CUDA kernel, on the double, against its reference kernel on the CPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "graph/op_def.h"
 #include "tests/cuda/cuda_double_device.h"
 #include "tests/support/device_case.h"
@@ -44,6 +46,67 @@ TEST_P(CudaOperatorTest, TakesTensorsWithoutElements) {
       }
     });
   }
+}
+
+// As many of `classes` as there are items, and some that are ignored.
+Tensor labels_of(int64_t items, int64_t classes) {
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < items; ++i) {
+    labels.push_back(i % 7 == 3 ? -100 : i * i % classes);
+  }
+  return Tensor::from(labels, {items});
+}
+
+// Sums over more than a block of items or positions are made in two steps.
+TEST(CudaOperatorSizesTest, SumsOfManyBlocksEqualTheReferenceKernel) {
+  DoubleDevice device;
+  constexpr int64_t kItems = 9000, kClasses = 5;
+  const Attributes ignoring = {{"axis", int64_t{-1}}, {"ignore_index", int64_t{-100}}};
+  const TensorType labels{DType::kInt64, {kItems}}, numbers{DType::kFloat32, {kItems}},
+      scores{DType::kFloat32, {kItems, kClasses}};
+  const auto expect_equal = [&](const std::string& name, const OpExample& example) {
+    SCOPED_TRACE(name);
+    const NodeCase test_case = make_case(get_op(name), example, DType::kFloat64);
+    const std::vector<Tensor> expected = run_case(test_case);
+    EXPECT_TRUE(tensors_near(run_on_device(test_case, *device).at(0), expected.at(0), 1e-10));
+  };
+  const Tensor classes = labels_of(kItems, kClasses);
+  expect_equal("ItemCount",
+               {.name = "many", .attributes = ignoring, .inputs = {labels}, .values = {classes}});
+  expect_equal("CorrectCount",
+               {.name = "many",
+                .attributes = ignoring,
+                .inputs = {labels, labels},
+                .values = {labels_of(kItems, 3), classes}});
+  expect_equal("NegativeLogLikelihoodLoss",
+               {.name = "many",
+                .attributes = ignoring,
+                .inputs = {scores, labels},
+                .values = {{}, classes}});
+  expect_equal("SoftmaxCrossEntropyLoss",
+               {.name = "many",
+                .attributes = ignoring,
+                .inputs = {scores, labels, numbers, numbers},
+                .values = {{}, classes},
+                .low = 1,
+                .high = 2});
+  expect_equal("ElementLoss",
+               {.name = "many",
+                .attributes = {{"kind", std::string("squared")}},
+                .inputs = {{DType::kFloat32, {40000}}, {DType::kFloat32, {40000}}}});
+  // Few rows, each named by many positions; and places that updates meet at.
+  Tensor rows = labels_of(kItems, 3);
+  std::replace(rows.data<int64_t>(), rows.data<int64_t>() + kItems, int64_t{-100}, int64_t{1});
+  expect_equal("GatherGrad",
+               {.name = "many",
+                .attributes = {{"axis", int64_t{0}}, {"shape", Shape{3, 4}}},
+                .inputs = {labels, {DType::kFloat32, {kItems, 4}}},
+                .values = {rows, {}}});
+  expect_equal("ScatterElements",
+               {.name = "many",
+                .attributes = {{"axis", int64_t{0}}, {"reduction", std::string("add")}},
+                .inputs = {{DType::kFloat32, {3}}, labels, numbers},
+                .values = {{}, rows, {}}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry,
