@@ -1,7 +1,6 @@
 // Numbers of one type as another, defined for every value.
 #pragma once
 
-#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -10,9 +9,11 @@
 namespace trainrt {
 
 // What C++ leaves undefined and ONNX's Cast open: a float beyond an integer's range becomes the
-// nearest integer, NaN becomes 0. A GPU's conversion does so too.
+// nearest integer, NaN becomes 0. A GPU's own conversions do neither for every type, so its kernels
+// call this, too (nvcc takes constexpr functions): with 16-bit floats widened before and narrowed
+// after.
 template <typename To, typename From>
-To convert_number(From value) {
+constexpr To convert_number(From value) {
   constexpr auto is_half = []<typename T>(T) {
     return std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
   };
@@ -30,7 +31,7 @@ To convert_number(From value) {
     if (value <= static_cast<From>(Limits::min())) {
       return Limits::min();
     }
-    return std::isnan(value) ? To(0) : static_cast<To>(value);
+    return value != value ? To(0) : static_cast<To>(value);
   } else {
     return static_cast<To>(value);
   }

@@ -2,6 +2,7 @@
 // Fill, Cast, OneHot, Trilu, ReverseSequence.
 #include <cmath>
 
+#include "graph/convert_number.h"
 #include "ops/elementwise.cuh"
 #include "ops/launch.cuh"
 #include "ops/random_draw.cuh"
@@ -128,19 +129,32 @@ void fill_cuda(KernelContext& context) {
     using T = decltype(tag);
     launch(context,
            num_elements(context.output_shape(0)),
-           FillElement<T>{to_storage<T>(value), context.output<T>(0)});
+           FillElement<T>{convert_number<T>(value), context.output<T>(0)});
   });
 }
+
+template <typename T>
+constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
 
 template <typename From, typename To>
 struct CastElement {
   const From* from;
   To* to;
   TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
-    if constexpr (std::is_same_v<From, Float16> || std::is_same_v<From, BFloat16>) {
-      to[i] = to_storage<To>(to_compute<float>(from[i]));
+    if constexpr (kIsHalf<From>) {
+      to[i] = convert(to_compute<float>(from[i]));
     } else {
-      to[i] = to_storage<To>(from[i]);
+      to[i] = convert(from[i]);
+    }
+  }
+
+ private:
+  template <typename C>
+  TRAINRT_HOST_DEVICE static To convert(C value) {
+    if constexpr (kIsHalf<To>) {
+      return to_storage<To>(value);
+    } else {
+      return convert_number<To>(value);
     }
   }
 };
@@ -171,8 +185,7 @@ struct CastPack {
 };
 
 template <typename T>
-constexpr bool kIsStoredFloat = std::is_same_v<T, float> || std::is_same_v<T, double> ||
-                                std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
+constexpr bool kIsStoredFloat = std::is_floating_point_v<T> || kIsHalf<T>;
 
 void cast_cuda(KernelContext& context) {
   const int64_t n = num_elements(context.output_shape(0));
@@ -207,11 +220,11 @@ struct OneHotIndex {
   TRAINRT_HOST_DEVICE int64_t operator[](int64_t i) const {
     switch (dtype) {
       case DType::kFloat64:
-        return static_cast<int64_t>(static_cast<const double*>(data)[i]);
+        return convert_number<int64_t>(static_cast<const double*>(data)[i]);
       case DType::kFloat32:
       case DType::kFloat16:
       case DType::kBFloat16:
-        return static_cast<int64_t>(elementwise::StoredFloat<float>::load(data, dtype, i));
+        return convert_number<int64_t>(elementwise::StoredFloat<float>::load(data, dtype, i));
       default:
         return elementwise::StoredInteger<int64_t>::load(data, dtype, i);
     }

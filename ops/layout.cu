@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "graph/convert_number.h"
 #include "ops/broadcast.h"
 #include "ops/elementwise.cuh"
 #include "ops/launch.cuh"
@@ -217,7 +218,7 @@ void pad_cuda(KernelContext& context) {
     using T = decltype(tag);
     launch(context,
            num_elements(context.output_shape(0)),
-           PadMove<T>{dims, context.input<T>(0), context.output<T>(0), to_storage<T>(number)});
+           PadMove<T>{dims, context.input<T>(0), context.output<T>(0), convert_number<T>(number)});
   });
 }
 

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "graph/op_def.h"
 #include "tests/cuda/cuda_double_device.h"
@@ -107,6 +109,34 @@ TEST(CudaOperatorSizesTest, SumsOfManyBlocksEqualTheReferenceKernel) {
                 .attributes = {{"axis", int64_t{0}}, {"reduction", std::string("add")}},
                 .inputs = {{DType::kFloat32, {3}}, labels, numbers},
                 .values = {{}, rows, {}}});
+}
+
+// What no integer is near to becomes the nearest one, and NaN 0, as on the CPU.
+TEST(CudaCastTest, IntegersOfFloatsBeyondTheirRangeEqualTheCpus) {
+  DoubleDevice device;
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Tensor numbers = Tensor::from(
+      std::vector<float>{NAN, infinity, -infinity, 1e10f, -1e10f, 300.0f, -5.0f, 2.9f}, {8});
+  for (const DType from : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (const DType to : {DType::kInt8,
+                           DType::kInt16,
+                           DType::kInt32,
+                           DType::kInt64,
+                           DType::kUInt8,
+                           DType::kUInt16,
+                           DType::kUInt32,
+                           DType::kUInt64,
+                           DType::kBool}) {
+      const OpExample example{.name = "beyond",
+                              .attributes = {{"to", std::string(dtype_name(to))}},
+                              .inputs = {{from, {8}}},
+                              .values = {numbers.cast(from)}};
+      const NodeCase test_case = make_case(get_op("Cast"), example);
+      EXPECT_TRUE(
+          tensors_near(run_on_device(test_case, *device).at(0), run_case(test_case).at(0), 0))
+          << dtype_name(from) << " to " << dtype_name(to);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry,
