@@ -118,13 +118,17 @@ class FusedKernel {
     }
   }
 
+  // Whether a broadcast input lies in one piece along the innermost loop, and so does every pack of
+  // it; otherwise it has one element there. Steps of outer loops are multiples of that piece.
+  bool is_run(int mode) const { return mode >= 0 && loops_.inner_stride(mode) == 1; }
+
   bool is_aligned(const FusedParams& params) const {
     const auto fits = [this](const void* data, DType dtype) {
       return reinterpret_cast<uintptr_t>(data) % static_cast<size_t>(pack_ * dtype_bytes(dtype)) ==
              0;
     };
     for (size_t i = 0; i < num_inputs_; ++i) {
-      if (modes_[i] == kWhole && !fits(params.in[i], types_[i].dtype)) {
+      if ((modes_[i] == kWhole || is_run(modes_[i])) && !fits(params.in[i], types_[i].dtype)) {
         return false;
       }
     }
@@ -168,8 +172,9 @@ class FusedKernel {
       } else if (modes_[i] == kOnce) {
         out << "load_once(p.in[" << i << "], x" << i << ");\n";
       } else {
-        out << "load_broadcast<" << loops_.ndim << ", " << index << ">(p, " << modes_[i]
-            << ", p.in[" << i << "], place, x" << i << ");\n";
+        out << "load_broadcast<" << loops_.ndim << ", " << index << ", "
+            << (is_run(modes_[i]) ? "true" : "false") << ">(p, " << modes_[i] << ", p.in[" << i
+            << "], place, x" << i << ");\n";
       }
     }
     for (size_t i = 0; i < expression_.outputs.size(); ++i) {

@@ -124,6 +124,8 @@ struct Place {
   int count;
 };
 
+// Loops over a pack are unrolled, here too: an element that is named by a number known at run time
+// alone would put the pack into local memory.
 template <typename T, int kPack>
 void load(const void* from, const Place<kPack>& place, Pack<T, kPack>& to) {
   const T* data = static_cast<const T*>(from) + place.first;
@@ -131,22 +133,27 @@ void load(const void* from, const Place<kPack>& place, Pack<T, kPack>& to) {
     copy_pack<T, kPack>(data, &to);
     return;
   }
-  for (int j = 0; j < place.count; ++j) {
-    to.values[j] = data[j];
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) {
+    if (j < place.count) {
+      to.values[j] = data[j];
+    }
   }
 }
 
 template <typename T, int kPack>
 void load_once(const void* from, Pack<T, kPack>& to) {
   const T value = *static_cast<const T*>(from);
+#pragma unroll
   for (int j = 0; j < kPack; ++j) {
     to.values[j] = value;
   }
 }
 
-// Input number `which` of those that are broadcast. The innermost dim is a multiple of kPack. Index
-// holds any number below p.n: dividing takes long in 64 bits.
-template <int kDims, typename Index, typename T, int kPack>
+// Input number `which` of those that are broadcast. The innermost dim is a multiple of kPack, and a
+// pack lies in one piece (kRun) or is one element. Index holds any number below p.n: dividing takes
+// long in 64 bits.
+template <int kDims, typename Index, bool kRun, typename T, int kPack>
 void load_broadcast(const FusedParams& p,
                     int which,
                     const void* from,
@@ -162,9 +169,10 @@ void load_broadcast(const FusedParams& p,
   }
   offset += rest * p.strides[which][0];
   const T* data = static_cast<const T*>(from) + offset;
-#pragma unroll
-  for (int j = 0; j < kPack; ++j) {
-    to.values[j] = data[j * p.strides[which][kDims - 1]];
+  if constexpr (kRun) {
+    copy_pack<T, kPack>(data, &to);
+  } else {
+    load_once(data, to);
   }
 }
 
@@ -178,8 +186,11 @@ void store(const Pack<T, kPack>& from, const Place<kPack>& place, void* to) {
     copy_pack<T, kPack>(&from, data);
     return;
   }
-  for (int j = 0; j < place.count; ++j) {
-    data[j] = from.values[j];
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) {
+    if (j < place.count) {
+      data[j] = from.values[j];
+    }
   }
 }
 

@@ -15,19 +15,25 @@
 #include "tests/cuda/cuda_training_run.h"
 #include "tests/support/device_case.h"
 #include "tests/support/elementwise_steps.h"
+#include "tests/support/tolerance.h"
 
 namespace trainrt::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The real library, apart from the double's functions of the same names.
 class Nvrtc {
  public:
   bool is_there() const { return library_ != nullptr; }
 
-  // What it says against a text; "": nothing.
-  std::string objection(const cuda_double::CompiledText& text, const std::string& arch) const {
+  // What a text becomes.
+  struct Result {
+    std::string objection;  // "": none
+    std::string ptx;
+  };
+  Result compile(const cuda_double::CompiledText& text, const std::string& arch) const {
     std::vector<const char*> names, headers, options;
     for (const auto& [name, header] : text.headers) {
       names.push_back(name.c_str());
@@ -47,8 +53,16 @@ class Nvrtc {
     real(&nvrtcGetProgramLogSize, "nvrtcGetProgramLogSize")(program, &bytes);
     std::string log(bytes, '\0');
     real(&nvrtcGetProgramLog, "nvrtcGetProgramLog")(program, log.data());
+    Result compiled;
+    if (result != NVRTC_SUCCESS || bytes > 1) {
+      compiled.objection = log + "of\n" + text.text;
+    } else {
+      real(&nvrtcGetPTXSize, "nvrtcGetPTXSize")(program, &bytes);
+      compiled.ptx.resize(bytes);
+      real(&nvrtcGetPTX, "nvrtcGetPTX")(program, compiled.ptx.data());
+    }
     real(&nvrtcDestroyProgram, "nvrtcDestroyProgram")(&program);
-    return result == NVRTC_SUCCESS && bytes <= 1 ? "" : log + "of\n" + text.text;
+    return compiled;
   }
 
  private:
@@ -69,7 +83,7 @@ void expect_compiles(const std::vector<cuda_double::CompiledText>& texts) {
   for (const cuda_double::CompiledText& text : texts) {
     for (const char* arch : {"sm_80", "sm_90", "sm_100"}) {
       if (seen.insert(arch + text.text).second) {
-        ASSERT_EQ(nvrtc.objection(text, arch), "") << arch;
+        ASSERT_EQ(nvrtc.compile(text, arch).objection, "") << arch;
       }
     }
   }
@@ -126,6 +140,45 @@ TEST(CudaFunctorTest, CompilesForAllArchitectures) {
     }
   }
   expect_compiles(cuda_double::compiled_texts());
+}
+
+// Threads keep their packs in registers, and load them as one word each: of inputs as large as the
+// result, and of those that are repeated along outer dims.
+TEST(CudaPackTest, LiesInRegistersAndIsLoadedAsAWhole) {
+  const Nvrtc nvrtc;
+  if (!nvrtc.is_there()) {
+    GTEST_SKIP() << "no NVRTC on this machine";
+  }
+  cuda_double::reset();
+  const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
+  const FusedExpression expression{
+      4, {{"Add", {}, {0, 1}}, {"Mul", {}, {4, 2}}, {"Add", {}, {5, 3}}}, {2}};
+  const auto run = [&](const Shape& row) {
+    const OpExample example{.name = "packs",
+                            .attributes = expression.to_attributes(),
+                            .inputs = {{DType::kFloat32, {3, 5, 8}},
+                                       {DType::kFloat32, row},
+                                       {DType::kFloat32, {3, 5, 1}},
+                                       {DType::kFloat32, {}}}};
+    const NodeCase test_case = make_case(get_op(kFusedElementwise), example);
+    EXPECT_TRUE(tensors_near(run_on_device(test_case, *device).at(0),
+                             run_case(test_case).at(0),
+                             kernel_tolerance(DType::kFloat32)));
+  };
+  run({8});
+  run({3, 1, 8});
+  const std::vector<cuda_double::CompiledText> texts = cuda_double::compiled_texts();
+  ASSERT_EQ(texts.size(), 2u);
+  for (const cuda_double::CompiledText& text : texts) {
+    const Nvrtc::Result compiled = nvrtc.compile(text, "sm_90");
+    ASSERT_EQ(compiled.objection, "");
+    EXPECT_THAT(compiled.ptx, Not(HasSubstr(".local"))) << text.text;
+    int words = 0;
+    for (size_t at = 0; (at = compiled.ptx.find("ld.global.v4", at)) != std::string::npos; ++at) {
+      ++words;
+    }
+    EXPECT_EQ(words, 2) << text.text;
+  }
 }
 
 class CudaFusionTest : public CudaTrainingTest {
