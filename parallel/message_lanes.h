@@ -14,6 +14,11 @@ namespace trainrt {
 // received. Enough for every schedule (tests/parallel/message_lanes_test.cc).
 inline constexpr int kCopiesOnWay = 2;
 
+// Lanes of a GPU that CUDA can keep apart, as many as its environment asks for
+// (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless it is set): others share a connection, where work waits
+// for what was put on it before, on whichever lane.
+inline constexpr int kMostLanes = 32;
+
 // Tags as the sender sends them and as the receiver receives them, each as often as it comes.
 // Returns the lane of each tag, from 0, with as few lanes as a first fit finds: the messages of a
 // lane come in the same order on both sides. Throws kInternal when a tag is sent and received a

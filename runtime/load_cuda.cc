@@ -8,6 +8,10 @@
 #include <set>
 #include <sstream>
 
+#include "graph/base/log.h"
+#include "parallel/message_lanes.h"
+#include "runtime/launcher.h"
+
 namespace trainrt {
 
 namespace {
@@ -31,15 +35,8 @@ std::filesystem::path module_path() {
   return std::filesystem::exists(above) ? above : folder / kModule;
 }
 
-// Before CUDA starts. Lanes that share one of a device's connections (8 by default) wait for each
-// other's heads, for ever if peers wait in the same way; a rank has a lane per peer and direction.
-// The order that a single connection makes is of no use: events order what must be.
-void connect_lanes_apart() {
-  static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));
-}
-
 Entry find_entry() {
-  connect_lanes_apart();
+  keep_lanes_apart();
   // A program that the back end is linked into (its tests) has the entry itself.
   if (void* own = dlsym(RTLD_DEFAULT, kEntry)) {
     return reinterpret_cast<Entry>(own);
@@ -71,6 +68,28 @@ Entry find_entry() {
 }
 
 }  // namespace
+
+// Of the lanes that share a connection each waits for the others' heads, for ever if peers wait in
+// the same way. The order that a single connection makes, which other programs count on
+// (Megatron-LM wants 1), is of no use here: events order what must be.
+void keep_lanes_apart() {
+  constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const std::string given = process_environment()(kVariable).value_or("");
+  int connections = 0;
+  std::from_chars(given.data(), given.data() + given.size(), connections);
+  if (connections >= kMostLanes) {
+    return;
+  }
+  if (!given.empty()) {
+    log_warning(kVariable,
+                " is '",
+                given,
+                "' in the environment and ",
+                kMostLanes,
+                " here: with fewer, a message that waits for its peer can hold up all work");
+  }
+  static_cast<void>(setenv(kVariable, std::to_string(kMostLanes).c_str(), 1));
+}
 
 const CudaModule& cuda_module() {
   static const Entry entry = find_entry();

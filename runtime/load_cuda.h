@@ -31,6 +31,10 @@ class CudaModule {
   virtual std::unique_ptr<Device> make_device(int index, const DeviceOptions& options) const = 0;
 };
 
+// Has CUDA keep all lanes apart (parallel/message_lanes.h), which it does for those that start
+// after this; with a warning where the environment says that it shall not. cuda_module() calls it.
+void keep_lanes_apart();
+
 // Opens the driver, then the module. Throws kDevice and says which library is missing; the answer
 // of the first call is kept.
 const CudaModule& cuda_module();

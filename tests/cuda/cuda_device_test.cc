@@ -57,6 +57,22 @@ TEST_F(CudaDeviceTest, LanesHaveConnectionsOfTheirOwn) {
   EXPECT_STREQ(connections, "32");
 }
 
+// As Megatron-LM's scripts leave it.
+TEST_F(CudaDeviceTest, ASingleConnectionOfTheEnvironmentIsNotTaken) {
+  constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  for (const char* given : {"1", "31", "many", "32", "64"}) {
+    const bool enough = std::string(given) == "32" || std::string(given) == "64";
+    ::setenv(kVariable, given, 1);
+    ::testing::internal::CaptureStderr();
+    keep_lanes_apart();
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    EXPECT_STREQ(std::getenv(kVariable), enough ? given : "32");
+    EXPECT_EQ(told.find(concat(kVariable, " is '", given, "'")) == std::string::npos, enough)
+        << told;
+  }
+  ::setenv(kVariable, "32", 1);
+}
+
 // What failed before is no reason for a later kernel to.
 TEST_F(CudaDeviceTest, AFailureLeavesNoErrorBehind) {
   cuda_double::fail_call(1);
