@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "graph/base/cuda_check.h"
+#include "graph/base/log.h"
 #include "graph/cuda_handle.h"
 #include "parallel/assign_offsets.h"
 #include "parallel/message_lanes.h"
@@ -293,13 +294,16 @@ class NcclCommunicator : public Communicator {
     for (const auto& [tag, bytes] : to_self) {
       free_slots_[tag] = slots(rooms[{rank_, tag}], bytes);
     }
+    int last = static_cast<int>(Lane::kCommunication);  // of this device's lanes
     const CopiesOfMessages copies = copies_on_way(of_ranks, kCopiesOnWay)[size(rank_)];
-    int most = 0;  // of one sender
+    int most = 0, mine = 0;  // of one sender, of this one
     for (const PlannedChannels& plan : planned) {
       most = std::max(most, plan.first + plan.count);
+      mine = plan.from == rank_ ? std::max(mine, plan.first + plan.count) : mine;
     }
+    // Each identifier that is made keeps a socket and a thread until the process ends.
     std::vector<ncclUniqueId> own(size(most)), all(own.size() * size(world_size_));
-    std::generate(own.begin(), own.end(), new_id);
+    std::generate_n(own.begin(), mine, new_id);
     const int64_t bytes = static_cast<int64_t>(own.size() * sizeof(ncclUniqueId));
     group_.all_gather(
         own.data(), all.data(), std::vector<int64_t>(size(world_size_), bytes), DType::kUInt8);
@@ -312,6 +316,7 @@ class NcclCommunicator : public Communicator {
       for (int i = 0; i < plan.count; ++i) {
         const auto [lane, stream] = place_.add_lane();
         const ncclUniqueId& id = all[size(plan.from * most + plan.first + i)];
+        last = static_cast<int>(lane);
         made.emplace_back(links_.join(stream, 2, id, sends ? 0 : 1, kMessageBlocks), lane);
         connect(made.back().first, sends);
       }
@@ -331,6 +336,16 @@ class NcclCommunicator : public Communicator {
         channels_[{sends ? plan.to : plan.from, tag, sends}] = std::move(channel);
       }
     }
+    if (last >= kMostLanes) {
+      log_warning("rank ",
+                  rank_,
+                  " has ",
+                  last + 1,
+                  " lanes for computation, collectives and messages, and CUDA keeps ",
+                  kMostLanes,
+                  " apart: messages that wait for a peer may hold up others, until --deadline ends "
+                  "the run if they wait for each other; fewer --virtual-stages need fewer");
+    }
   }
 
   void barrier() override {
@@ -346,9 +361,11 @@ class NcclCommunicator : public Communicator {
     return std::make_unique<NcclCommunicator>(group, std::move(part), place_);
   }
 
+  // Told first: giving up waits for this device's other kernels, those of other communicators among
+  // them, which end when their watchers learn of the failure.
   void abort(const std::string& reason) noexcept override {
-    links_.give_up(reason);
     group_.abort(reason);
+    links_.give_up(reason);
   }
 
   std::string failure() const override { return links_.failure(); }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "parallel/message_lanes.h"
 #include "parallel/nccl_communicator.h"
 #include "parallel/thread_communicator.h"
 #include "runtime/device.h"
@@ -258,6 +259,56 @@ TEST(CudaNcclTest, MessagesCrossInAnyOrderWithoutAWait) {
     }
   });
   EXPECT_THAT(errors, Each(std::string()));
+}
+
+// This rank's device waits in the other communicator, whose watcher hears of the failure of this.
+TEST(CudaNcclTest, AnAbortEndsWhatWaitsInTheRanksOtherCommunicators) {
+  const auto errors = run_ranks(kNccl, 2, kPatient, [](Communicator& communicator) {
+    const std::unique_ptr<Communicator> other = communicator.split(0, communicator.rank());
+    HostRank& rank = host_rank(*other);
+    const int64_t word = 1;
+    std::byte* there = rank.put(&word, sizeof(word));
+    const auto add = [&] {
+      rank.communicator().all_reduce(there, 1, DType::kInt64, ReductionKind::kSum);
+    };
+    add();
+    if (communicator.rank() == 0) {
+      add();  // which rank 1 never does
+      communicator.abort("enough");
+    }
+  });
+  EXPECT_THAT(errors, Each(std::string()));
+}
+
+// One of the communicator of all, and one for each channel, which its sender makes.
+TEST(CudaNcclTest, OnlySendersMakeIdentifiersForChannels) {
+  const auto errors = run_ranks(kNccl, 3, kPatient, [](Communicator& communicator) {
+    const std::vector<Message> messages[] = {
+        {{1, 4, true, 8}, {2, 5, true, 8}}, {{0, 4, false, 8}}, {{0, 5, false, 8}}};
+    communicator.expect_messages(messages[communicator.rank()]);
+    communicator.barrier();
+    EXPECT_EQ(cuda_double::num_identifiers(), 1 + 2);
+    communicator.barrier();
+  });
+  EXPECT_THAT(errors, Each(std::string()));
+}
+
+TEST(CudaNcclTest, MoreLanesThanCudaKeepsApartAreTold) {
+  for (const int tags : {kMostLanes - 2, kMostLanes - 1}) {
+    ::testing::internal::CaptureStderr();
+    const auto errors = run_ranks(kNccl, 2, kPatient, [tags](Communicator& communicator) {
+      // Received in the opposite order: a lane each, beside those of computation and collectives.
+      std::vector<Message> messages;
+      for (int i = 0; i < tags; ++i) {
+        const bool sends = communicator.rank() == 0;
+        messages.push_back({1 - communicator.rank(), sends ? i : tags - 1 - i, sends, 8});
+      }
+      communicator.expect_messages(messages);
+    });
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(errors, Each(std::string()));
+    EXPECT_EQ(told.find("has 33 lanes") != std::string::npos, tags == kMostLanes - 1) << told;
+  }
 }
 
 }  // namespace

@@ -86,6 +86,9 @@ std::vector<CompiledText> compiled_texts();
 // to do: CUDA waits for that then, for ever if the peers wait in the same way.
 int64_t num_loads_under_communication();
 
+// Identifiers of NCCL made since reset().
+int64_t num_identifiers();
+
 // Calls of cuDNN and cuBLASLt since reset() with something invalid, as text: whoever asks another
 // engine then would hide them.
 std::string misuses();
@@ -109,6 +112,7 @@ void count_replay();
 void count_product(unsigned epilogue);
 void count_addition();
 void count_graph(const std::string& operation);
+void count_identifier();
 // Queues work on a stream; it may touch device memory when it runs.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 // Whether [data, data + bytes) lies within one live allocation of device memory.

@@ -332,6 +332,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   std::memset(id, 0, sizeof(*id));
   std::memcpy(id->internal, &next_id, sizeof(next_id));
   ++next_id;
+  count_identifier();
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRankConfig(

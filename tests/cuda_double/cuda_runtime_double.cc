@@ -23,7 +23,7 @@ struct State {
   std::map<unsigned, int64_t> products;   // by epilogue
   std::map<std::string, int64_t> graphs;  // by operation
   std::map<std::string, Fault> faults;    // by engine
-  int64_t additions = 0;
+  int64_t additions = 0, identifiers = 0;
   int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, replays = 0;
   std::string failed, misuses;
   std::set<std::pair<int, std::string>> loaded;  // kernels by device
@@ -64,7 +64,7 @@ void reset(const Options& options) {
   s.products.clear();
   s.graphs.clear();
   s.faults.clear();
-  s.additions = 0;
+  s.additions = s.identifiers = 0;
   reset_compiler();
   reset_memory(options.num_devices);
   reset_streams(options.seed);
@@ -165,6 +165,14 @@ int64_t num_products(unsigned epilogue) {
 void count_product(unsigned epilogue) {
   const Lock lock;
   ++state().products[epilogue];
+}
+int64_t num_identifiers() {
+  const Lock lock;
+  return state().identifiers;
+}
+void count_identifier() {
+  const Lock lock;
+  ++state().identifiers;
 }
 int64_t num_additions() {
   const Lock lock;
