@@ -393,10 +393,12 @@ bool Matmul::try_run(KernelContext& context,
     const cublasStatus_t state = m.proposals[m.at].state;
     const cublasStatus_t status =
         state == CUBLAS_STATUS_SUCCESS ? m.multiply(cuda, a, b, y, workspace, c) : state;
-    if (m.settled || status == CUBLAS_STATUS_SUCCESS) {
-      TRAINRT_CUDA_CHECK(status);
+    if (status == CUBLAS_STATUS_SUCCESS) {
       m.settled = true;
       return true;
+    }
+    if (m.settled) {
+      cuda::fail(cuda::failure_of(status), "cublasLtMatmul");
     }
     m.refuse("an algorithm", status);
   }

@@ -193,17 +193,24 @@ class Binder {
     return get_op(node.op_type).random && node.attributes.has("rng_stream");
   }
 
-  // The host reads the gradient's norm, which ends a segment.
+  // The host reads the gradient's norm, which ends a segment. Few kernels are launched in less time
+  // than a graph of them takes memory to be worth.
   static void cut(BoundPhase& phase) {
+    constexpr size_t kLeastRecorded = 4;
     for (size_t i = 0; i < phase.nodes.size(); ++i) {
       const BoundNode& node = phase.nodes[i];
       const bool recordable =
           node.kernel && !draws(*node.node) && (node.joined == nullptr || !draws(*node.joined));
       const bool read = i > 0 && phase.grad_norm_node == i - 1;
       if (phase.segments.empty() || read || phase.segments.back().recordable != recordable) {
-        phase.segments.push_back({i, i, recordable, {}});
+        phase.segments.push_back({i, i, recordable, false, {}});
       }
-      phase.segments.back().end = i + 1;
+      Segment& segment = phase.segments.back();
+      segment.end = i + 1;
+      segment.accumulates = segment.accumulates || node.node->op_type == "Accumulate";
+    }
+    for (Segment& segment : phase.segments) {
+      segment.recordable = segment.recordable && segment.end - segment.begin >= kLeastRecorded;
     }
   }
 
@@ -293,6 +300,14 @@ std::vector<BoundPhase*> BoundProgram::phases_of(const Cell& cell, const StepWor
     }
   }
   return phases;
+}
+
+void BoundProgram::for_each_phase(const std::function<void(BoundPhase&)>& fn) {
+  for (BoundVariant& variant : variants) {
+    for (std::vector<BoundPhase>* phases : {&variant.phases, &variant.ahead}) {
+      std::for_each(phases->begin(), phases->end(), fn);
+    }
+  }
 }
 
 void bind_program(BoundProgram& bound,

@@ -2,6 +2,7 @@
 // executor.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -46,7 +47,8 @@ struct BoundUpdate {
 // Nodes [begin, end) of a phase that run one after the other with nothing in between.
 struct Segment {
   size_t begin = 0, end = 0;
-  bool recordable = false;  // kernels that do the same whenever their addresses are the same
+  bool recordable = false;   // kernels that do the same whenever their addresses are the same
+  bool accumulates = false;  // and, then, it is the step's first micro-batch or not
   // By those addresses; null: run once, but not recorded yet.
   std::map<std::vector<const void*>, std::unique_ptr<RecordedWork>> recordings;
 };
@@ -77,6 +79,7 @@ struct BoundProgram {
 
   // What a cell runs; of the program's own micro-batches, or of a step's work.
   std::vector<BoundPhase*> phases_of(const Cell& cell, const StepWork* work = nullptr);
+  void for_each_phase(const std::function<void(BoundPhase&)>& fn);
 };
 
 // Makes all kernels, of which persistent tensors are known. `arena` and `host_arena` are the

@@ -98,6 +98,7 @@ class CpuDevice : public Device {
   LaneMark mark(Lane) override { return nullptr; }
   void follow(Lane, const LaneMark&) override {}
   void synchronize() override {}
+  void synchronize(Lane) override {}
   std::unique_ptr<Communicator> make_communicator(Communicator&) override { return nullptr; }
 
  private:

@@ -85,7 +85,9 @@ int device_count() {
   TRAINRT_REQUIRE(code != cudaErrorNoDevice,
                   kDevice,
                   "the NVIDIA driver is there, but no GPU (is CUDA_VISIBLE_DEVICES empty?)");
-  TRAINRT_CUDA_CHECK(code);
+  if (code != cudaSuccess) {
+    cuda::fail(cuda::failure_of(code), "cudaGetDeviceCount");
+  }
   return count;
 }
 
@@ -341,9 +343,16 @@ class CudaDevice : public Device {
     }
     TRAINRT_CUDA_CHECK(cudaStreamSynchronize(context_.cuda_stream()));
   }
+  void synchronize(Lane lane) override {
+    TRAINRT_CUDA_CHECK(cudaStreamSynchronize(stream_of(lane)));
+  }
   void profile(bool on) override {
     synchronize();
-    TRAINRT_CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop());
+    if (on) {
+      TRAINRT_CUDA_CHECK(cudaProfilerStart());
+    } else {
+      TRAINRT_CUDA_CHECK(cudaProfilerStop());
+    }
     profiles_ = on;
   }
   void begin_node(const std::string& name) override {

@@ -75,8 +75,9 @@ class Device {
   virtual LaneMark mark(Lane lane) = 0;
   virtual void follow(Lane lane, const LaneMark& mark) = 0;
   void follow(Lane lane, Lane earlier) { follow(lane, mark(earlier)); }
-  // Waits until all lanes have done all that was asked of them.
+  // Waits until all lanes, or this one, have done all that was asked of them.
   virtual void synchronize() = 0;
+  virtual void synchronize(Lane lane) = 0;
 
   // Collective over `group`: a communicator between the same ranks for tensors in the memory of
   // their devices, working on lanes of this one; null where `group` itself can read that memory.

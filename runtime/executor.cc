@@ -120,7 +120,7 @@ struct Executor::Impl {
   Tensor read(const std::string& name) const {
     const BoundTensor& tensor = persistent(name);
     Tensor copy(tensor.value->type.dtype, tensor.value->type.shape);
-    copy_to_host(copy.raw(), address(programs[loaded], *tensor.at, 0), copy.bytes());
+    device.copy_to_host(copy.raw(), address(programs[loaded], *tensor.at, 0), copy.bytes());
     return copy;
   }
 
@@ -251,22 +251,27 @@ struct Executor::Impl {
 
   // CUDA loads a kernel's code when it is launched first, and waits then for all that the GPU has
   // to do: for ever, when that is a message to a peer which does the same. So all kernels run once,
-  // on zeros, before ranks communicate; nor do peers wait while algorithms are measured or kernels
-  // compiled.
-  void run_kernels_once() {
+  // on zeros, and are recorded, before ranks communicate; nor do peers wait while algorithms are
+  // measured or kernels compiled.
+  void make_kernels_ready() {
     for (BoundProgram& bound : programs) {
       write_constants(bound);
-      for (BoundVariant& variant : bound.variants) {
-        for (std::vector<BoundPhase>* phases : {&variant.phases, &variant.ahead}) {
-          for (BoundPhase& phase : *phases) {
-            set_addresses(bound, phase, 0);
-            for (const BoundTensor& feed : phase.feeds) {
-              device.fill_zero(address(bound, *feed.at, 0), feed.value->type.bytes());
-            }
-            nodes.run_kernels_once(phase);
-          }
+      bound.for_each_phase([&](BoundPhase& phase) {
+        set_addresses(bound, phase, 0);
+        for (const BoundTensor& feed : phase.feeds) {
+          device.fill_zero(address(bound, *feed.at, 0), feed.value->type.bytes());
         }
-      }
+        nodes.run_kernels_once(phase);
+      });
+      const std::vector<int>& slots = bound.memory.num_slots;
+      const int most =
+          slots.empty() ? 1 : std::max(1, *std::max_element(slots.begin(), slots.end()));
+      bound.for_each_phase([&](BoundPhase& phase) {
+        for (int slot = 0; slot < most; ++slot) {
+          set_addresses(bound, phase, slot);
+          nodes.record_kernels(phase, slot == 0 || bound.program->runs_on());
+        }
+      });
     }
     device.synchronize();
     device.fill_zero(arena->data(), arena->bytes());
@@ -434,7 +439,8 @@ void Executor::load() {
     bind_program(bound, impl_->arena->data(), impl_->host_arena->data(), impl_->input_names);
   }
   if (!impl_->communicators.on_device.empty()) {
-    impl_->run_kernels_once();
+    impl_->make_kernels_ready();
+    impl_->communicators.world->barrier();  // nobody waits on a GPU before all are ready
   }
   for (const auto& [group, communicator] : impl_->communicators.on_device) {
     std::vector<Message> messages;
@@ -533,6 +539,12 @@ void Executor::set_trace(StepTrace* trace) {
 }
 
 Tensor Executor::read(const std::string& name) const {
+  Tensor copy = impl_->read(name);
+  impl_->communicators.require_alive();
+  return copy;
+}
+
+Tensor Executor::read_after_failure(const std::string& name) const {
   return impl_->read(name);
 }
 

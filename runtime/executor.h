@@ -80,6 +80,9 @@ class Executor {
 
   // Contents of a persistent tensor on this rank (its shard), between steps.
   Tensor read(const std::string& name) const;
+  // The same where communication has failed, too: what it was before the step that failed, if that
+  // has not changed it.
+  Tensor read_after_failure(const std::string& name) const;
   void write(const std::string& name, const Tensor& tensor);
 
   // What training has to remember: parameters, state and optimizer state, as the first program has

@@ -60,29 +60,69 @@ void NodeRunner::throw_if_a_rank_failed() const {
   }
 }
 
-void NodeRunner::run_recorded(BoundPhase& phase, Segment& segment, const StepContext& step) {
-  const auto run_all = [&] {
-    for (size_t i = segment.begin; i < segment.end; ++i) {
-      run_kernel(phase.nodes[i], step);
+void NodeRunner::record_kernels(BoundPhase& phase, bool may_be_first) {
+  if (!device_.records()) {
+    return;
+  }
+  for (Segment& segment : phase.segments) {
+    for (const bool first : {false, true}) {
+      StepContext step;
+      step.first_micro_batch = first;
+      if (!segment.recordable || (first && !may_be_first)) {
+        continue;
+      }
+      std::unique_ptr<RecordedWork>& recording =
+          segment.recordings[addresses(phase, segment, step)];
+      if (recording == nullptr) {
+        recording = device_.record([&] { run_kernels(phase, segment, step); });
+      }
     }
-  };
-  std::vector<const void*> key = {step.first_micro_batch ? this : nullptr};
+  }
+}
+
+// What a recording of the segment depends on.
+std::vector<const void*> NodeRunner::addresses(const BoundPhase& phase,
+                                               const Segment& segment,
+                                               const StepContext& step) const {
+  std::vector<const void*> key;
+  if (segment.accumulates) {
+    key.push_back(step.first_micro_batch ? this : nullptr);
+  }
   for (size_t i = segment.begin; i < segment.end; ++i) {
     const BoundNode& node = phase.nodes[i];
-    await_memory_of(node);
     for (const StashPatch& patch : node.patches) {
       key.push_back(patch.ref == nullptr ? node.workspace.data() : patch.ref->data);
     }
   }
-  const auto [at, is_new] = segment.recordings.try_emplace(std::move(key));
-  if (is_new) {  // kernels make ready what they need at their first run
-    run_all();
+  return key;
+}
+
+void NodeRunner::run_kernels(BoundPhase& phase, const Segment& segment, const StepContext& step) {
+  for (size_t i = segment.begin; i < segment.end; ++i) {
+    run_kernel(phase.nodes[i], step);
+  }
+}
+
+// Nothing is recorded beside communication: making a graph ready takes memory of the GPU, which may
+// wait for all that it has to do, and that for a peer which does the same.
+void NodeRunner::run_recorded(BoundPhase& phase, Segment& segment, const StepContext& step) {
+  for (size_t i = segment.begin; i < segment.end; ++i) {
+    await_memory_of(phase.nodes[i]);
+  }
+  const bool communicates = !communicators_.on_device.empty();
+  std::vector<const void*> key = addresses(phase, segment, step);
+  const auto known = segment.recordings.find(key);
+  if (known == segment.recordings.end()) {  // kernels make ready what they need at their first run
+    run_kernels(phase, segment, step);
+    if (!communicates) {
+      segment.recordings.emplace(std::move(key), nullptr);
+    }
     return;
   }
-  if (at->second == nullptr) {
-    at->second = device_.record(run_all);
+  if (known->second == nullptr) {
+    known->second = device_.record([&] { run_kernels(phase, segment, step); });
   }
-  device_.replay(*at->second);
+  device_.replay(*known->second);
 }
 
 void NodeRunner::await_memory_of(const BoundNode& node) {
@@ -132,7 +172,8 @@ void NodeRunner::run_communication(BoundNode& node) {
   });
   if (trace_ != nullptr) {
     // What waits for a peer's message is a bubble; a collective is communication.
-    computing_since_ = traced_now();
+    computing_since_ =
+        traced_now(node.node->op_type == comm_op::kRecv ? lane : Lane::kCommunication);
     const bool waits = node.node->op_type == comm_op::kRecv;
     int64_t bytes = 0;
     for (const TensorRef& moved : node.outputs.empty() ? node.inputs : node.outputs) {
@@ -147,9 +188,12 @@ void NodeRunner::run_communication(BoundNode& node) {
   communicated_.end(lane, uses);
 }
 
-// On a GPU the host runs ahead of what is timed: a trace waits for it.
-StepTrace::Clock::time_point NodeRunner::traced_now() {
-  device_.synchronize();
+// On a GPU the host runs ahead of what is timed: a trace waits for it, and for what `lane`
+// receives. Not for what is being sent: the peer may come to receive it after something that this
+// rank sends later.
+StepTrace::Clock::time_point NodeRunner::traced_now(Lane lane) {
+  device_.synchronize(Lane::kCompute);
+  device_.synchronize(lane);
   return StepTrace::Clock::now();
 }
 

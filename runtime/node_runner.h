@@ -29,8 +29,11 @@ class NodeRunner {
   // Nodes [segment.begin, segment.end) of a phase, whose addresses have been set.
   void run(BoundPhase& phase, Segment& segment, const StepContext& step);
 
-  // All kernels of a phase, without communication, whatever they find in memory.
+  // Before the first step of ranks that communicate: all kernels of a phase, without communication,
+  // whatever they find in memory; then recordings of them, for the addresses that have been set and
+  // micro-batches of which one, or none, may be a step's first.
   void run_kernels_once(BoundPhase& phase);
+  void record_kernels(BoundPhase& phase, bool may_be_first);
 
   CommunicatedMemory& communicated() { return communicated_; }
 
@@ -67,9 +70,13 @@ class NodeRunner {
   void run_kernel(BoundNode& node, const StepContext& step);
   void run_communication(BoundNode& node);
   void run_recorded(BoundPhase& phase, Segment& segment, const StepContext& step);
+  void run_kernels(BoundPhase& phase, const Segment& segment, const StepContext& step);
+  std::vector<const void*> addresses(const BoundPhase& phase,
+                                     const Segment& segment,
+                                     const StepContext& step) const;
   void throw_if_a_rank_failed() const;
   void await_memory_of(const BoundNode& node);
-  StepTrace::Clock::time_point traced_now();
+  StepTrace::Clock::time_point traced_now(Lane lane = Lane::kCommunication);
   // A GPU runs behind the host: its operators are not timed one by one.
   bool traces_operators() const {
     return trace_ != nullptr && device_.context().spec().backend == Backend::kCpu;

@@ -250,6 +250,13 @@ Plan choose_plan(const Options& options,
                   options.devices.empty() ? "cpu" : options.devices,
                   ": one data rank takes the whole batch; --devices cpu:N makes N of this "
                   "machine");
+  if (!options.cluster.empty()) {
+    const Topology topology = load_cluster(options.cluster);
+    plan.devices.clear();
+    for (int d = 0; d < num_devices; ++d) {
+      plan.devices.push_back({d, topology.host_of(d).name, topology.device(d).name});
+    }
+  }
   plan.model_hash = job.model->hash();
   plan.bind = job.bind.dims;
   plan.precision = job.precision;

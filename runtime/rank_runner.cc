@@ -150,8 +150,9 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step, const StepDa
       }
     }
     if (error.code() == ErrorCode::kNonFinite) {
-      const std::string bad = find_bad_weight(
-          store_.names(), [&](const std::string& name) { return store_.piece(name).data; });
+      const std::string bad = find_bad_weight(store_.names(), [&](const std::string& name) {
+        return executor_.read_after_failure(name);
+      });
       if (!bad.empty()) {
         error.add_context(bad);
       }

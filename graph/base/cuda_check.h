@@ -24,7 +24,13 @@ inline Failure failure_of(cudaError_t code) {
   }
   return {true,
           code == cudaErrorMemoryAllocation,
-          concat(cudaGetErrorName(code), ": ", cudaGetErrorString(code))};
+          concat(cudaGetErrorName(code),
+                 ": ",
+                 cudaGetErrorString(code),
+                 code == cudaErrorNoKernelImageForDevice
+                     ? "; this build has no code for the GPU's architecture (TRAINRT_GPU_ARCH, "
+                       "CMAKE_CUDA_ARCHITECTURES)"
+                     : "")};
 }
 
 inline Failure failure_of(cublasStatus_t code) {

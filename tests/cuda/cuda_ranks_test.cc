@@ -231,17 +231,55 @@ TEST_F(CudaRanksRun, AMissingWaitIsNoticed) {
   EXPECT_GT(noticed, tried / 2) << "of " << tried << " waits left out";
 }
 
-// A GPU that loads a kernel's code waits for its messages to be taken, by a peer that may do so
-// too.
-TEST_F(CudaRanksRun, NoKernelIsLoadedWhileRanksCommunicate) {
+// A GPU that loads a kernel's code, or a graph of kernels, waits for its messages to be taken, by a
+// peer that may do so too.
+TEST_F(CudaRanksRun, NoKernelOrGraphIsLoadedWhileRanksCommunicate) {
   const std::string path = model("gpt2", kFourLayers);
   const Words steps = {"--steps", "2", "--batch-size", "5", "--micro-batch-size", "2"};
   for (const Words& pins : {Words{"--pp", "2"},
                             {"--pp", "2", "--virtual-stages", "2"},
-                            {"--pp", "2", "--schedule", "zb-h1"}}) {
+                            {"--pp", "2", "--schedule", "zb-h1"},
+                            {"--pp", "2", "--schedule", "2bw"},
+                            {"--dp", "2"},
+                            {"--tp", "2"}}) {
+    SCOPED_TRACE(pins[0] + " " + pins.back());
     cuda_double::reset({.num_devices = 4});
     train(path, gpus(2, pins), steps);
     EXPECT_EQ(cuda_double::num_loads_under_communication(), 0);
+    EXPECT_GT(cuda_double::num_replays(), 0);
+  }
+}
+
+// A trace waits for what a rank computes and receives, not for its peers to take what it sends.
+TEST_F(CudaRanksRun, TracedPipelinesTrainAsOthers) {
+  const std::string path = model("gpt2", kFourLayers);
+  const Words steps = {"--steps", "2", "--batch-size", "4", "--micro-batch-size", "1"};
+  for (const Words& pins : {Words{"--pp", "2", "--schedule", "1f1b"},
+                            {"--pp", "4", "--schedule", "1f1b"},
+                            {"--pp", "2", "--virtual-stages", "2"}}) {
+    SCOPED_TRACE(pins[1] + " " + pins.back());
+    const Words devices = gpus(std::stoi(pins[1]), pins);
+    const Course expected = train(path, devices, steps);
+    Words traced = steps;
+    traced.insert(traced.end(), {"--trace", folder_.file("trace.json"), "--deadline", "20"});
+    EXPECT_EQ(train(path, devices, traced).losses, expected.losses);
+  }
+}
+
+// The rank that notices tells what is wrong; it does not say that communication failed.
+TEST_F(CudaRanksRun, ALossThatIsNotFiniteIsNamedOnEveryNumberOfGpus) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  const Words steps = {
+      "--steps", "4", "--batch-size", "4", "--micro-batch-size", "1", "--lr", "1e30"};
+  for (const Words& pins : {Words{"--dp", "1"}, {"--dp", "2"}, {"--tp", "2"}, {"--pp", "2"}}) {
+    SCOPED_TRACE(pins[0] + " " + pins[1]);
+    try {
+      train(path, gpus(std::stoi(pins[1]), pins), steps);
+      ADD_FAILURE() << "nothing was noticed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNonFinite) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("weight"));
+    }
   }
 }
 

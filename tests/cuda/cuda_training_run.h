@@ -37,6 +37,9 @@ inline void run_here(const std::vector<std::string>& arguments) {
   ASSERT_EQ(command_of(arguments).run(options_of(arguments)), 0);
 }
 
+// Words of a rank's communicators, and of what watches for bad values.
+inline constexpr int64_t kBytesBesideArena = 512;
+
 struct Course {
   std::vector<double> losses, norms;
 };
@@ -94,6 +97,16 @@ class CudaTrainingTest : public ::testing::Test {
       course.norms.push_back(step.at("grad_norm"));
     }
     return course;
+  }
+
+  // What the metrics say of the last run's last step.
+  nlohmann::json last_step() {
+    std::istringstream lines(file_text(folder_.file("m.jsonl")));
+    std::string last;
+    for (std::string line; std::getline(lines, line);) {
+      last = line;
+    }
+    return nlohmann::json::parse(last);
   }
 
   TemporaryFolder folder_;
@@ -155,7 +168,8 @@ inline void expect_clean_failures(const std::function<void()>& run, int64_t firs
     }
     EXPECT_EQ(exit_code(code), 5) << failed << ": " << message;
     EXPECT_THAT(message,
-                ::testing::AnyOf(::testing::HasSubstr("failed"),
+                ::testing::AnyOf(::testing::HasSubstr(
+                                     (failed == "kernel launch" ? "launch" : failed) + " failed"),
                                  ::testing::HasSubstr("NCCL"),
                                  ::testing::HasSubstr("driver")))
         << "call " << call << ", " << failed;

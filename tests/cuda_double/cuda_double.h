@@ -82,8 +82,9 @@ struct CompiledText {
 };
 std::vector<CompiledText> compiled_texts();
 
-// Kernels that were first launched, and their code so loaded, while their device had communication
-// to do: CUDA waits for that then, for ever if the peers wait in the same way.
+// Kernels that were first launched, and their code so loaded, and graphs that were instantiated,
+// while their device had communication to do: CUDA may wait for that then, for ever if the peers
+// wait in the same way.
 int64_t num_loads_under_communication();
 
 // Identifiers of NCCL made since reset().
@@ -92,6 +93,9 @@ int64_t num_identifiers();
 // Calls of cuDNN and cuBLASLt since reset() with something invalid, as text: whoever asks another
 // engine then would hide them.
 std::string misuses();
+
+// Bytes of a device's memory that were in use at once, at most, since reset().
+int64_t most_bytes_in_use(int device);
 
 // What has been made and not been freed, as text; empty when nothing is.
 std::string alive();
@@ -107,6 +111,7 @@ void note_misuse(const char* call);
 // Loads a kernel's code if it is the first launch on the stream's device: an error within a
 // capture, which is lost by it.
 cudaError_t load_kernel(cudaStream_t stream, const std::string& kernel);
+void note_load(int device);  // of code or a graph
 void count_launch();
 void count_replay();
 void count_product(unsigned epilogue);

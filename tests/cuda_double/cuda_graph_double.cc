@@ -68,6 +68,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   if (graph == nullptr || breaks_capture()) {
     return cudaErrorInvalidValue;
   }
+  note_load(current_device());
   *exec = new CUgraphExec_st{*graph};
   count_alive("instantiated graphs", 1);
   return cudaSuccess;

@@ -25,7 +25,7 @@ struct Allocation {
 constexpr unsigned char kCanary = 0xa5;
 
 std::map<const std::byte*, Allocation> allocations;  // by first byte
-std::vector<size_t> used;                            // by device
+std::vector<size_t> used, most_used;                 // by device
 int accesses = 0;                                    // alive
 
 size_t page() {
@@ -56,10 +56,15 @@ MemoryAccess::~MemoryAccess() {
 
 void reset_memory(int num_devices) {
   used.assign(static_cast<size_t>(num_devices), 0);
+  most_used = used;
 }
 
 size_t used_bytes(int device) {
   return used[static_cast<size_t>(device)];
+}
+
+size_t most_used_bytes(int device) {
+  return most_used[static_cast<size_t>(device)];
 }
 
 size_t num_allocations() {
@@ -93,7 +98,10 @@ cudaError_t allocate(void** to, size_t bytes, int device, bool host) {
   std::memset(data + bytes, kCanary, slack_free - bytes);
   allocations[data] = {device, bytes, static_cast<std::byte*>(base), body + 2 * page(), host};
   if (!host) {
-    used[static_cast<size_t>(device)] += bytes;
+    size_t& now = used[static_cast<size_t>(device)];
+    size_t& most = most_used[static_cast<size_t>(device)];
+    now += bytes;
+    most = std::max(most, now);
     if (accesses == 0) {
       mprotect(first, body, PROT_NONE);
     }

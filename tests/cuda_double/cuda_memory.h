@@ -12,6 +12,7 @@ void reset_memory(int num_devices);
 cudaError_t allocate(void** to, size_t bytes, int device, bool host);
 cudaError_t release(void* data, bool host);
 size_t used_bytes(int device);
+size_t most_used_bytes(int device);  // since reset_memory()
 size_t num_allocations();
 
 // Device of a live allocation that holds all of [data, data + bytes), or one of the next two.

@@ -122,6 +122,11 @@ int64_t num_replays() {
   return state().replays;
 }
 
+int64_t most_bytes_in_use(int device) {
+  const Lock lock;
+  return static_cast<int64_t>(most_used_bytes(device));
+}
+
 std::string alive() {
   const Lock lock;
   std::ostringstream text;
@@ -207,6 +212,11 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
   return cudaSuccess;
 }
 
+void note_load(int device) {
+  const Lock lock;
+  state().loads_under_communication += communicates(device) ? 1 : 0;
+}
+
 cudaError_t load_kernel(cudaStream_t stream, const std::string& kernel) {
   const Lock lock;
   const auto known = find_stream(stream);
@@ -217,7 +227,7 @@ cudaError_t load_kernel(cudaStream_t stream, const std::string& kernel) {
     known->capture->invalid = true;
     return result(cudaErrorStreamCaptureUnsupported);
   }
-  state().loads_under_communication += communicates(known->device) ? 1 : 0;
+  note_load(known->device);
   return cudaSuccess;
 }
 

@@ -93,6 +93,18 @@ TEST_F(RankDevicesTest, LimitsAndSpeedGoWithTheDevice) {
 }
 
 // Without a cluster the plan's own names are counted, two before ten.
+// A plan that nobody searched for names the cluster's devices, too.
+TEST_F(RankDevicesTest, EvaluationTakesACluster) {
+  testing::write_model("mlp --hidden 8", model_);
+  for (const char* count : {"1", "2"}) {
+    write_text(cluster_,
+               concat("hosts: [{count: 1, devices: [{count: ", count, ", type: cpu}]}]\n"));
+    const ProgramResult result = run_trainrt(
+        {"eval", model_, "--cluster", cluster_, "--steps", "1", "--batch-size", "4"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
 TEST_F(RankDevicesTest, NamesOfAPlanAloneAreAnOrder) {
   const Options run;
   std::vector<DeviceOptions> gpus(3);
