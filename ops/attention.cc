@@ -74,7 +74,7 @@ TensorTypes infer_forward(const OpContext& op) {
   y.back() = v.back();
   return {
       {op.input_dtype(0), attention::head_major(y, is_sequence_major(attributes, attention::kY))},
-      {attention::statistic_dtype(op.input_dtype(0)), {q.begin(), q.end() - 1}}};
+      {statistic_dtype(op.input_dtype(0)), {q.begin(), q.end() - 1}}};
 }
 
 TensorTypes infer_backward(const OpContext& op) {

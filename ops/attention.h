@@ -47,9 +47,6 @@ Shape head_major(Shape shape, bool sequence_major);
 Problem problem_of(const OpContext& op);
 Problem problem_of(const KernelContext& op);
 
-// In the type of a sum: what statistics and scratch of 16-bit tensors are kept in.
-DType statistic_dtype(DType dtype);
-
 // Whether the draw for a probability keeps it: draws are at least this.
 uint32_t drop_limit(double ratio);
 

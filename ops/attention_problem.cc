@@ -94,10 +94,6 @@ Problem problem_of(const KernelContext& op) {
   return make_problem(op);
 }
 
-DType statistic_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 uint32_t drop_limit(double ratio) {
   return static_cast<uint32_t>(std::min(ratio * 0x1p32, 4294967295.0));
 }

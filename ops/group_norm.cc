@@ -2,8 +2,8 @@
 // channels of a sample is normalized, then scaled per channel. InstanceNormalization is the case of
 // one channel per group.
 //
-//   GroupNorm(x, scale, bias)                  -> y, mean, inv_std     mean, inv_std: [n, groups]
-//   GroupNormGrad(dy, x, scale, mean, inv_std) -> dx, dscale, dbias
+//   GroupNorm(x, scale, bias)                  -> y, mean, inv_std     mean, inv_std: [n, groups],
+//   GroupNormGrad(dy, x, scale, mean, inv_std) -> dx, dscale, dbias    float32 for 16-bit x
 //
 // With h = (x - mean) inv_std: per (sample, channel) the sums of dy and dy h go to the workspace;
 // from them follow the sums of a group (weighted by scale) and, over samples in order, dscale,
@@ -47,8 +47,9 @@ void forward(KernelContext& op) {
   const double epsilon = op.attributes().get_float("epsilon", 1e-5);
   const T* scale = op.input<T>(1);
   const T* bias = op.input<T>(2);
-  T* mean_out = op.output<T>(1);
-  T* inv_out = op.output<T>(2);
+  using S = Compute<T>;
+  S* mean_out = op.output<S>(1);
+  S* inv_out = op.output<S>(2);
   op.parallel_for(v.n * v.groups, row_grain(v.length()), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* x = op.input<T>(0) + row * v.length();
@@ -66,10 +67,10 @@ void forward(KernelContext& op) {
       }
       const double inv = 1 / std::sqrt(square / static_cast<double>(v.length()) + epsilon);
       if (mean_out != nullptr) {
-        mean_out[row] = store<T>(mean);
+        mean_out[row] = static_cast<S>(mean);
       }
       if (inv_out != nullptr) {
-        inv_out[row] = store<T>(inv);
+        inv_out[row] = static_cast<S>(inv);
       }
       for (int64_t k = 0; k < v.channels; ++k) {
         const int64_t channel = row % v.groups * v.channels + k;
@@ -88,6 +89,7 @@ void forward(KernelContext& op) {
 template <typename C, typename T>
 void backward(KernelContext& op, double* sums) {
   const GroupView v = view_of(op);
+  using S = Compute<T>;
   const T* scale = op.input<T>(2);
   T* dx_out = op.output<T>(0);
   const double count = static_cast<double>(v.length());
@@ -95,7 +97,7 @@ void backward(KernelContext& op, double* sums) {
     for (int64_t row = begin; row < end; ++row) {
       const T* dy = op.input<T>(0) + row * v.length();
       const T* x = op.input<T>(1) + row * v.length();
-      const C mean = load<C>(op.input<T>(3)[row]), inv = load<C>(op.input<T>(4)[row]);
+      const C mean = op.input<S>(3)[row], inv = op.input<S>(4)[row];
       double group_dy = 0, group_dyh = 0;
       for (int64_t k = 0; k < v.channels; ++k) {
         double sum_dy = 0, sum_dyh = 0;
@@ -160,8 +162,14 @@ TensorTypes infer_forward(const OpContext& op) {
                     v.c(),
                     "]");
   }
-  const TensorType statistics{op.input_dtype(0), {v.n, v.groups}};
+  const TensorType statistics{statistic_dtype(op.input_dtype(0)), {v.n, v.groups}};
   return {op.input_type(0), statistics, statistics};
+}
+
+TensorTypes infer_backward(const OpContext& op) {
+  const GroupView v = view_of(op);
+  require_statistics(op, 3, {statistic_dtype(op.input_dtype(1)), {v.n, v.groups}});
+  return {op.input_type(1), op.input_type(2), op.input_type(2)};
 }
 
 ShardingRule sharding(const OpContext& op) {
@@ -210,12 +218,12 @@ ValueId through_statistics(GradientBuilder& g) {
   if (g.output_grad(2) != kNoValue) {
     const ValueId inv = g.saved_output(2);
     const ValueId factor = g.mul(g.mul(g.output_grad(2), g.mul(inv, g.mul(inv, inv))), -1 / n);
-    const ValueId centered =
-        g.sub(g.reshape(g.input(0), rows), g.reshape(g.saved_output(1), column));
+    const ValueId values = g.cast(g.input(0), g.dtype(inv));
+    const ValueId centered = g.sub(g.reshape(values, rows), g.reshape(g.saved_output(1), column));
     const ValueId term = g.mul(centered, g.reshape(factor, column));
     dx = dx == kNoValue ? term : g.add(dx, term);
   }
-  return g.reshape(dx, x);
+  return g.cast(g.reshape(dx, x), g.dtype(g.input(0)));
 }
 
 void gradient(GradientBuilder& g) {
@@ -303,9 +311,7 @@ OpDef forward_op() {
 OpDef grad_op() {
   OpDef op;
   op.name = "GroupNormGrad";
-  op.infer_types = [](const OpContext& context) -> TensorTypes {
-    return {context.input_type(1), context.input_type(2), context.input_type(2)};
-  };
+  op.infer_types = infer_backward;
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 12); };
   op.sharding = sharding;
   op.localize = localize;

@@ -30,7 +30,8 @@ struct GroupNormRow {
   using C = ComputeOf<T>;
   Groups v;
   const T *x, *scale, *bias;
-  T *y, *mean_out, *inv_out;
+  T* y;
+  C *mean_out, *inv_out;
   C epsilon;
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t row) const {
@@ -52,10 +53,10 @@ struct GroupNormRow {
     });
     if (team.leads()) {
       if (mean_out != nullptr) {
-        mean_out[row] = to_storage<T>(mean);
+        mean_out[row] = mean;
       }
       if (inv_out != nullptr) {
-        inv_out[row] = to_storage<T>(inv);
+        inv_out[row] = inv;
       }
     }
   }
@@ -65,13 +66,14 @@ template <typename T>
 struct GroupNormGradRow {
   using C = ComputeOf<T>;
   Groups v;
-  const T *dy, *x, *scale, *mean, *inv;
+  const T *dy, *x, *scale;
+  const C *mean, *inv;
   T* dx;
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t row) const {
     const GroupNormGradRow& self = *this;
     const int64_t n = v.length(), base = row * n;
-    const C m = to_compute<C>(mean[row]), k = to_compute<C>(inv[row]);
+    const C m = mean[row], k = inv[row];
     const auto g = [&self, base, row](int64_t i) {
       return to_compute<C>(self.dy[base + i]) * to_compute<C>(self.scale[self.v.channel(row, i)]);
     };
@@ -91,7 +93,8 @@ template <typename T>
 struct GroupNormGradChannel {
   using C = ComputeOf<T>;
   Groups v;
-  const T *dy, *x, *mean, *inv;
+  const T *dy, *x;
+  const C *mean, *inv;
   T *dscale, *dbias;
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t channel) const {
@@ -103,8 +106,7 @@ struct GroupNormGradChannel {
     const C sum_h = team_sum<C>(team, count, [&self, &at, channel](int64_t i) {
       const int64_t row = i / self.v.s * self.v.groups + channel / self.v.channels;
       return to_compute<C>(self.dy[at(i)]) *
-             ((to_compute<C>(self.x[at(i)]) - to_compute<C>(self.mean[row])) *
-              to_compute<C>(self.inv[row]));
+             ((to_compute<C>(self.x[at(i)]) - self.mean[row]) * self.inv[row]);
     });
     const C sum =
         team_sum<C>(team, count, [&self, &at](int64_t i) { return to_compute<C>(self.dy[at(i)]); });
@@ -132,8 +134,8 @@ void group_norm_cuda(KernelContext& context) {
                      context.input<T>(1),
                      context.input<T>(2),
                      context.output<T>(0),
-                     context.output<T>(1),
-                     context.output<T>(2),
+                     context.output<ComputeOf<T>>(1),
+                     context.output<ComputeOf<T>>(2),
                      static_cast<ComputeOf<T>>(context.attributes().get_float("epsilon", 1e-5))});
   });
 }
@@ -142,8 +144,9 @@ void group_norm_grad_cuda(KernelContext& context) {
   const Groups v = groups_of(context, 1);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    const T *dy = context.input<T>(0), *x = context.input<T>(1), *mean = context.input<T>(3),
-            *inv = context.input<T>(4);
+    using C = ComputeOf<T>;
+    const T *dy = context.input<T>(0), *x = context.input<T>(1);
+    const C *mean = context.input<C>(3), *inv = context.input<C>(4);
     if (context.has_output(1) || context.has_output(2)) {
       launch_teams(
           context,

@@ -8,14 +8,17 @@
 //   RMSNormGrad(dy, x, scale, inv_rms)          -> dx, dscale
 //
 // scale and bias have the shape of the normalized dims; mean and inv_std keep x's number of dims
-// with 1 there, as ONNX's optional outputs do. With h = (x - mean) inv_std and g = dy scale, dx =
-// inv_std (g - mean(g) - h mean(g h)), dscale = sum dy h, dbias = sum dy (rows in blocks fixed by
-// the shape, each with its sums in the workspace, added in order).
+// with 1 there, as ONNX's optional outputs do, and are float32 where x has 16 bits: rounded to
+// those, the mean of a row that lies twenty deviations off is wrong by a large part of one. With h
+// = (x - mean) inv_std and g = dy scale, dx = inv_std (g - mean(g) - h mean(g h)), dscale = sum dy
+// h, dbias = sum dy (rows in blocks fixed by the shape, each with its sums in the workspace, added
+// in order).
 #include <cmath>
 
 #include "graph/autodiff.h"
 #include "graph/passes/fusion.h"
 #include "graph/upgrade.h"
+#include "ops/onnx_dtype.h"
 #include "ops/rows.h"
 
 namespace trainrt {
@@ -33,12 +36,18 @@ struct RowView {
 };
 
 template <typename Context>
+int axis_of(const Context& op, int x) {
+  return normalize_axis(op.attributes().get_int("axis", -1),
+                        static_cast<int>(op.input_shape(x).size()));
+}
+
+template <typename Context>
 RowView rows_of(const Context& op) {
   const std::string& type = op.node().op_type;
-  const Shape& x = op.input_shape(type == "LayerNormGrad" || type == "RMSNormGrad" ? 1 : 0);
-  const int ndim = static_cast<int>(x.size());
-  const int axis = normalize_axis(op.attributes().get_int("axis", -1), ndim);
-  RowView view{dims_product(x, 0, axis), dims_product(x, axis, ndim), 1};
+  const int input = type == "LayerNormGrad" || type == "RMSNormGrad" ? 1 : 0;
+  const Shape& x = op.input_shape(input);
+  const int axis = axis_of(op, input);
+  RowView view{dims_product(x, 0, axis), dims_product(x, axis, static_cast<int>(x.size())), 1};
   view.block = std::max<int64_t>(kBatch, (view.rows + kMaxBlocks - 1) / kMaxBlocks);
   return view;
 }
@@ -94,8 +103,9 @@ void forward(KernelContext& op) {
   const T* scale = op.input<T>(1);
   const T* bias = op.input<T>(2);
   T* y = op.output<T>(0);
-  T* mean_out = centered ? op.output<T>(1) : nullptr;
-  T* inv_out = op.output<T>(centered ? 2 : 1);
+  using S = Compute<T>;
+  S* mean_out = centered ? op.output<S>(1) : nullptr;
+  S* inv_out = op.output<S>(centered ? 2 : 1);
   op.parallel_for(view.rows, row_grain(view.length), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       double mean, inv;
@@ -109,10 +119,10 @@ void forward(KernelContext& op) {
                      &mean,
                      &inv);
       if (mean_out != nullptr) {
-        mean_out[r] = store<T>(mean);
+        mean_out[r] = static_cast<S>(mean);
       }
       if (inv_out != nullptr) {
-        inv_out[r] = store<T>(inv);
+        inv_out[r] = static_cast<S>(inv);
       }
     }
   });
@@ -123,18 +133,20 @@ void forward(KernelContext& op) {
 // What a gradient kernel reads and writes, for both operators; absent pointers are null.
 template <typename T>
 struct Backward {
+  using S = Compute<T>;
   explicit Backward(const KernelContext& op) {
     const bool centered = is_centered(op.node());
     dy = op.input<T>(0);
     x = op.input<T>(1);
     scale = op.input<T>(2);
-    mean = centered ? op.input<T>(3) : nullptr;
-    inv = op.input<T>(centered ? 4 : 3);
+    mean = centered ? op.input<S>(3) : nullptr;
+    inv = op.input<S>(centered ? 4 : 3);
     dx = op.output<T>(0);
     dscale = op.output<T>(1);
     dbias = centered ? op.output<T>(2) : nullptr;
   }
-  const T *dy, *x, *scale, *mean, *inv;
+  const T *dy, *x, *scale;
+  const S *mean, *inv;
   T *dx, *dscale, *dbias;
 };
 
@@ -273,6 +285,7 @@ void forward_fast(KernelContext& op) {
 
 template <typename T>
 void forward_plain(KernelContext& op) {
+  using S = Compute<T>;
   const RowView view = rows_of(op);
   const bool centered = is_centered(op.node());
   const double n = static_cast<double>(view.length);
@@ -292,10 +305,10 @@ void forward_plain(KernelContext& op) {
           store<T>((load<double>(x[j]) - mean) * inv * load<double>(op.input<T>(1)[j]) + bias);
     }
     if (centered && op.has_output(1)) {
-      op.output<T>(1)[r] = store<T>(mean);
+      op.output<S>(1)[r] = static_cast<S>(mean);
     }
-    if (T* inv_out = op.output<T>(centered ? 2 : 1)) {
-      inv_out[r] = store<T>(inv);
+    if (S* inv_out = op.output<S>(centered ? 2 : 1)) {
+      inv_out[r] = static_cast<S>(inv);
     }
   }
 }
@@ -369,7 +382,7 @@ TensorTypes infer_forward(const OpContext& op) {
                     dtype_name(op.input_dtype(0)),
                     shape_string(normalized));
   }
-  const TensorType statistics{op.input_dtype(0), statistics_shape(x, axis)};
+  const TensorType statistics{statistic_dtype(op.input_dtype(0)), statistics_shape(x, axis)};
   TensorTypes types = {op.input_type(0), statistics};
   if (is_centered(op.node())) {
     types.push_back(statistics);
@@ -378,6 +391,10 @@ TensorTypes infer_forward(const OpContext& op) {
 }
 
 TensorTypes infer_backward(const OpContext& op) {
+  require_statistics(
+      op,
+      3,
+      {statistic_dtype(op.input_dtype(1)), statistics_shape(op.input_shape(1), axis_of(op, 1))});
   TensorTypes types = {op.input_type(1), op.input_type(2)};
   if (is_centered(op.node())) {
     types.push_back(op.input_type(2));
@@ -391,8 +408,7 @@ ShardingRule sharding(const OpContext& op) {
   const bool grad = type == "LayerNormGrad" || type == "RMSNormGrad";
   const bool centered = is_centered(op.node());
   const Shape& x = op.input_shape(grad ? 1 : 0);
-  const int ndim = static_cast<int>(x.size());
-  const int axis = normalize_axis(op.attributes().get_int("axis", -1), ndim);
+  const int ndim = static_cast<int>(x.size()), axis = axis_of(op, grad ? 1 : 0);
   std::string rows, columns, ones;
   for (int d = 0; d < ndim; ++d) {
     (d < axis ? rows : columns) += concat(d < axis ? "r" : "n", d, " ");
@@ -439,10 +455,9 @@ ShardingRule sharding(const OpContext& op) {
   return factors;
 }
 
-// d mean / dx = 1 / n and d inv_std / dx = -inv_std^3 (x - mean) / n: only models that use ONNX's
-// optional outputs get here.
+// d mean / dx = 1 / n and d inv_std / dx = -inv_std^3 (x - mean) / n, in the statistics' type: only
+// models that use ONNX's optional outputs get here.
 ValueId through_statistics(GradientBuilder& g, bool centered) {
-  const ValueId x = g.input(0);
   const ValueId dmean = centered ? g.output_grad(1) : kNoValue;
   const ValueId dinv = g.output_grad(centered ? 2 : 1);
   if (dmean == kNoValue && dinv == kNoValue) {
@@ -452,15 +467,16 @@ ValueId through_statistics(GradientBuilder& g, bool centered) {
                    static_cast<double>(num_elements(g.shape(g.saved_output(1))));
   ValueId dx = kNoValue;
   if (dmean != kNoValue) {
-    dx = g.expand(g.mul(dmean, 1 / n), g.shape(x));
+    dx = g.expand(g.mul(dmean, 1 / n), g.shape(g.input(0)));
   }
   if (dinv != kNoValue) {
     const ValueId inv = g.saved_output(centered ? 2 : 1);
+    const ValueId x = g.cast(g.input(0), g.dtype(inv));
     const ValueId factor = g.mul(g.mul(dinv, g.mul(inv, g.mul(inv, inv))), -1 / n);
     const ValueId term = g.mul(centered ? g.sub(x, g.saved_output(1)) : x, factor);
     dx = dx == kNoValue ? term : g.add(dx, term);
   }
-  return dx;
+  return g.cast(dx, g.dtype(g.input(0)));
 }
 
 void gradient(GradientBuilder& g) {
@@ -510,10 +526,18 @@ void upgrade(UpgradeContext& u) {
   if (centered && u.has_input(2)) {
     inputs.push_back(fitted(u, u.input(2), normalized));
   }
-  u.set_outputs(
+  const std::vector<ValueId> outputs =
       u.emit(centered ? "LayerNormalization" : "RMSNormalization",
              inputs,
-             {{"axis", int64_t{axis}}, {"epsilon", u.attributes().get_float("epsilon", 1e-5)}}));
+             {{"axis", int64_t{axis}}, {"epsilon", u.attributes().get_float("epsilon", 1e-5)}});
+  u.set_output(0, outputs[0]);
+  // Of ONNX's choice, float32 unless the file says otherwise.
+  const DType stash = dtype_from_onnx(u.attributes().get_int("stash_type", 1));
+  for (size_t i = 1; i < outputs.size(); ++i) {
+    if (u.wants_output(static_cast<int>(i))) {
+      u.set_output(static_cast<int>(i), u.cast(outputs[i], stash));
+    }
+  }
 }
 
 OpDef forward_op(const char* name, int num_inputs) {

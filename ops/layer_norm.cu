@@ -26,7 +26,8 @@ template <typename T>
 struct NormRow {
   using C = ComputeOf<T>;
   const T *x, *scale, *bias;
-  T *y, *mean_out, *inv_out;
+  T* y;
+  C *mean_out, *inv_out;
   int64_t n;
   bool centered;
   C epsilon;
@@ -52,10 +53,10 @@ struct NormRow {
     });
     if (team.leads()) {
       if (mean_out != nullptr) {
-        mean_out[row] = to_storage<T>(mean);
+        mean_out[row] = mean;
       }
       if (inv_out != nullptr) {
-        inv_out[row] = to_storage<T>(inv);
+        inv_out[row] = inv;
       }
     }
   }
@@ -66,19 +67,19 @@ void norm_cuda(KernelContext& context) {
   const Rows rows = rows_of(context, 0);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    launch_teams(
-        context,
-        rows.rows,
-        rows.length,
-        NormRow<T>{context.input<T>(0),
-                   context.input<T>(1),
-                   kCentered ? context.input<T>(2) : nullptr,
-                   context.output<T>(0),
-                   kCentered ? context.output<T>(1) : nullptr,
-                   context.output<T>(kCentered ? 2 : 1),
-                   rows.length,
-                   kCentered,
-                   static_cast<ComputeOf<T>>(context.attributes().get_float("epsilon", 1e-5))});
+    using C = ComputeOf<T>;
+    launch_teams(context,
+                 rows.rows,
+                 rows.length,
+                 NormRow<T>{context.input<T>(0),
+                            context.input<T>(1),
+                            kCentered ? context.input<T>(2) : nullptr,
+                            context.output<T>(0),
+                            kCentered ? context.output<C>(1) : nullptr,
+                            context.output<C>(kCentered ? 2 : 1),
+                            rows.length,
+                            kCentered,
+                            static_cast<C>(context.attributes().get_float("epsilon", 1e-5))});
   });
 }
 
@@ -86,13 +87,14 @@ void norm_cuda(KernelContext& context) {
 template <typename T>
 struct NormGradRow {
   using C = ComputeOf<T>;
-  const T *dy, *x, *scale, *mean, *inv;
+  const T *dy, *x, *scale;
+  const C *mean, *inv;
   T* dx;
   int64_t n;
 
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t row) const {
-    const C m = mean == nullptr ? C(0) : to_compute<C>(mean[row]), i = to_compute<C>(inv[row]);
+    const C m = mean == nullptr ? C(0) : mean[row], i = inv[row];
     const int64_t base = row * n;
     const NormGradRow& self = *this;
     const auto g = [&self, base](int64_t j) {
@@ -119,7 +121,8 @@ struct NormGradRow {
 template <typename T>
 struct NormGradSegment {
   using C = ComputeOf<T>;
-  const T *dy, *x, *mean, *inv;
+  const T *dy, *x;
+  const C *mean, *inv;
   C* sums;
   int64_t rows, n, segment_rows;
 
@@ -128,9 +131,9 @@ struct NormGradSegment {
     const int64_t end = first + segment_rows < rows ? first + segment_rows : rows;
     C dscale = 0, dbias = 0;
     for (int64_t row = first; row < end; ++row) {
-      const C m = mean == nullptr ? C(0) : to_compute<C>(mean[row]);
+      const C m = mean == nullptr ? C(0) : mean[row];
       const C g = to_compute<C>(dy[row * n + j]);
-      dscale += g * ((to_compute<C>(x[row * n + j]) - m) * to_compute<C>(inv[row]));
+      dscale += g * ((to_compute<C>(x[row * n + j]) - m) * inv[row]);
       dbias += g;
     }
     sums[2 * segment * n + j] = dscale;
@@ -163,8 +166,11 @@ struct NormGradMerge {
 };
 
 template <typename T>
-void norm_column_sums(
-    KernelContext& context, const Rows& rows, const T* mean, const T* inv, T* dbias) {
+void norm_column_sums(KernelContext& context,
+                      const Rows& rows,
+                      const ComputeOf<T>* mean,
+                      const ComputeOf<T>* inv,
+                      T* dbias) {
   using C = ComputeOf<T>;
   C* sums = reinterpret_cast<C*>(context.workspace().data());
   const int64_t room = static_cast<int64_t>(context.workspace().size() / sizeof(C));
@@ -191,8 +197,9 @@ void norm_grad_cuda(KernelContext& context) {
   const Rows rows = rows_of(context, 1);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    const T* mean = kCentered ? context.input<T>(3) : nullptr;
-    const T* inv = context.input<T>(kCentered ? 4 : 3);
+    using C = ComputeOf<T>;
+    const C* mean = kCentered ? context.input<C>(3) : nullptr;
+    const C* inv = context.input<C>(kCentered ? 4 : 3);
     T* dbias = kCentered ? context.output<T>(2) : nullptr;
     if (context.has_output(1) || dbias != nullptr) {  // before dx, which may overwrite dy
       norm_column_sums(context, rows, mean, inv, dbias);

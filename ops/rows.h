@@ -37,6 +37,11 @@ constexpr bool is_half = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat1
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// In the type of a sum: what statistics of 16-bit tensors are kept in, here Compute<T>.
+inline DType statistic_dtype(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
 template <typename C, typename T>
 inline C load(T value) {
   if constexpr (is_half<T>) {
@@ -106,6 +111,23 @@ inline void require_real(const OpContext& op) {
                   op.node().op_type,
                   " wants floating-point tensors, got ",
                   dtype_name(op.input_dtype(0)));
+}
+
+// Inputs `first` and on of a gradient: statistics that the forward operator saved.
+inline void require_statistics(const OpContext& op, int first, const TensorType& wanted) {
+  for (int i = first; i < op.num_inputs(); ++i) {
+    TRAINRT_REQUIRE(op.input_type(i) == wanted,
+                    kInvalidModel,
+                    op.node().op_type,
+                    ": statistics (input ",
+                    i,
+                    ") are ",
+                    dtype_name(op.input_dtype(i)),
+                    shape_string(op.input_shape(i)),
+                    ", wanted ",
+                    dtype_name(wanted.dtype),
+                    shape_string(wanted.shape));
+  }
 }
 
 // {y, dy} of equal types -> that type: gradient operators of one tensor.

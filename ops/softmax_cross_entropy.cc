@@ -16,6 +16,7 @@
 #include "ops/class_axis.h"
 #include "ops/cross_entropy.h"
 #include "ops/item_blocks.h"
+#include "ops/rows.h"
 #include "ops/vector_math.h"
 
 namespace trainrt {
@@ -23,11 +24,6 @@ namespace trainrt {
 namespace {
 
 // ---- SumExp(scores, row_max): sum over `axis` of exp(scores - row_max).
-
-// Statistics of half-precision scores are float32.
-DType statistic_dtype(DType scores) {
-  return scores == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
 
 template <typename T>
 double sum_exp_row(const T* row, int64_t n, T max) {

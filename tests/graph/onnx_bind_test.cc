@@ -157,6 +157,35 @@ net (float[1, 2] x) => (int64[2] last, int64[2] odd, int64[4] cast, float[1, 2] 
   EXPECT_THAT(results[2].to_int64(), ElementsAre(INT64_MAX, INT64_MIN, 9, -9));
 }
 
+// Whatever type we keep them in: float32, or as stash_type says.
+TEST(OnnxBindTest, StatisticsOfLayerNormalizationHaveTheTypeOfOnnx) {
+  for (const char* type : {"float", "float16", "double"}) {
+    for (const int stash : {1, 16}) {
+      const std::string statistic = stash == 1 ? "float[N, 1]" : "bfloat16[N, 1]";
+      const OnnxModel model =
+          OnnxModel::parse_text(concat("<ir_version: 8, opset_import: [\"\" : 17]> g (",
+                                       type,
+                                       "[N, 4] x, ",
+                                       type,
+                                       "[4] s) => (",
+                                       type,
+                                       "[N, 4] y, ",
+                                       statistic,
+                                       " mean, ",
+                                       statistic,
+                                       " inv) { y, mean, inv = LayerNormalization<stash_type = ",
+                                       stash,
+                                       ">(x, s) }"));
+      const Graph graph = model.bind(at_batch(3));
+      for (const size_t i : {1u, 2u}) {
+        const Value& value = graph.value(graph.outputs().at(i));
+        EXPECT_EQ(value.type.dtype, stash == 1 ? DType::kFloat32 : DType::kBFloat16);
+        EXPECT_EQ(value.name, i == 1 ? "mean" : "inv");
+      }
+    }
+  }
+}
+
 TEST(OnnxBindTest, GroupNormalizationOfOpset18ScalesPerGroup) {
   // Deprecated as soon as it was replaced, but in files. Groups of two channels of two numbers.
   const OnnxModel model = OnnxModel::parse_text(R"(

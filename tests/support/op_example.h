@@ -36,7 +36,7 @@ struct NodeCase {
 };
 
 // Inputs drawn from a generator seeded by operator and example name. With `floats` other than
-// float32, float32 inputs take that dtype.
+// float32, float32 inputs take that dtype, but for statistics beside 16-bit floats.
 NodeCase make_case(const OpDef& op, const OpExample& example, DType floats = DType::kFloat32);
 
 // Outputs of the node. Outputs and workspace start out as garbage, so that nothing may rely on
