@@ -16,6 +16,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <type_traits>
 
 #include "graph/base/cuda_check.h"
 #include "graph/cuda_context.h"
@@ -198,6 +200,42 @@ class Team {
     }
   }
 
+  // store(i, load(i)) for i in [0, n): a lane loads kBatch elements before it stores the first, so
+  // that many loads are under way though the compiler may not move them before a store.
+  template <int kBatch, typename Load, typename Store>
+  __device__ void for_each_loaded(int64_t n, Load&& load, Store&& store) const {
+    for (int64_t first = lane(); first < n; first += kBatch * kLanes) {
+      decltype(load(first)) loaded[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (first + b * kLanes < n) {
+          loaded[b] = load(first + b * kLanes);
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (first + b * kLanes < n) {
+          store(first + b * kLanes, loaded[b]);
+        }
+      }
+    }
+  }
+
+  // What one lane makes, for all lanes: for what takes long and is the same for each.
+  template <typename Fn>
+  __device__ auto once(Fn&& make) const {
+    using A = decltype(make());
+    static_assert(std::is_trivially_copyable_v<A> && kLanes == kBlockThreads);
+    __shared__ alignas(A) unsigned char room[sizeof(A)];
+    if (lane() == 0) {
+      new (room) A(make());
+    }
+    synchronize();
+    const A made = *reinterpret_cast<const A*>(room);
+    synchronize();  // before the next call reuses the room
+    return made;
+  }
+
   // What for_each wrote is seen by all lanes afterwards.
   __device__ void synchronize() const {
     if constexpr (kLanes == 32) {
@@ -236,10 +274,14 @@ class Team {
     return value;
   }
 
-  __device__ bool leads() const { return lane() == 0; }
+  __device__ bool leads() const {
+    return lane() == 0;
+  }
 
  private:
-  __device__ int lane() const { return static_cast<int>(threadIdx.x) % kLanes; }
+  __device__ int lane() const {
+    return static_cast<int>(threadIdx.x) % kLanes;
+  }
 };
 
 template <int kLanes, typename F>
@@ -289,6 +331,14 @@ class Team {
     for (int64_t i = n; i-- > 0;) {
       fn(i);
     }
+  }
+  template <int kBatch, typename Load, typename Store>
+  void for_each_loaded(int64_t n, Load&& load, Store&& store) const {
+    for_each(n, [&](int64_t i) { store(i, load(i)); });
+  }
+  template <typename Fn>
+  auto once(Fn&& make) const {
+    return make();
   }
   void synchronize() const {}
   template <typename A, typename Fn, typename Combine>

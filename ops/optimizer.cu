@@ -12,7 +12,10 @@ namespace trainrt {
 
 namespace {
 
-constexpr int64_t kChunk = 1 << 14;  // elements per team
+// A team's elements. It makes its rule (which raises numbers to powers in double) once for all of
+// them; more to a team would leave a GPU half idle at the tensors of small models.
+constexpr int64_t kChunk = 1 << 11;
+constexpr int kBatch = 4;  // of which a lane has loaded so many when it stores the first
 
 struct Scalar {
   const void* data = nullptr;
@@ -41,12 +44,22 @@ TRAINRT_HOST_DEVICE inline bool finite(double x) {
   return x - x == 0;
 }
 
-// Calls body(i) for the elements of a chunk.
-template <typename Lanes, typename Body>
-TRAINRT_HOST_DEVICE void for_chunk(const Lanes& team, int64_t chunk, int64_t n, const Body& body) {
+// store(i, load(i)) for the elements of a chunk.
+template <typename Lanes, typename Load, typename Store>
+TRAINRT_HOST_DEVICE void for_chunk(
+    const Lanes& team, int64_t chunk, int64_t n, const Load& load, const Store& store) {
   const int64_t first = chunk * kChunk, rest = n - first;
-  team.for_each(rest < kChunk ? rest : kChunk, [&](int64_t i) { body(first + i); });
+  team.template for_each_loaded<kBatch>(
+      rest < kChunk ? rest : kChunk,
+      [&](int64_t i) { return load(first + i); },
+      [&](int64_t i, const auto& element) { store(first + i, element); });
 }
+
+// What the optimizers read of an element.
+template <typename T>
+struct Element {
+  T param, grad, first, second;
+};
 
 template <typename F>
 void launch_chunks(KernelContext& context, int64_t n, const F& functor) {
@@ -66,17 +79,34 @@ struct Update {
     if (!finite(scale)) {
       return;
     }
-    const Rule<T> rule(constants, {learning_rate.get(), scale, step.get()});
     const Update& self = *this;
-    for_chunk(team, chunk, n, [&](int64_t i) {
-      if constexpr (Rule<T>::kStates == 0) {
-        rule(self.param[i], self.grad[i]);
-      } else if constexpr (Rule<T>::kStates == 1) {
-        rule(self.param[i], self.grad[i], self.first[i]);
-      } else {
-        rule(self.param[i], self.grad[i], self.first[i], self.second[i]);
-      }
+    const Rule<T> rule = team.once([&self, scale] {
+      return Rule<T>(self.constants, {self.learning_rate.get(), scale, self.step.get()});
     });
+    for_chunk(
+        team,
+        chunk,
+        n,
+        [&](int64_t i) {
+          return Element<T>{self.param[i],
+                            self.grad[i],
+                            Rule<T>::kStates > 0 ? self.first[i] : T(0),
+                            Rule<T>::kStates > 1 ? self.second[i] : T(0)};
+        },
+        [&](int64_t i, Element<T> e) {
+          if constexpr (Rule<T>::kStates == 0) {
+            rule(e.param, e.grad);
+          } else if constexpr (Rule<T>::kStates == 1) {
+            rule(e.param, e.grad, e.first);
+          } else {
+            rule(e.param, e.grad, e.first, e.second);
+            self.second[i] = e.second;
+          }
+          if constexpr (Rule<T>::kStates > 0) {
+            self.first[i] = e.first;
+          }
+          self.param[i] = e.param;
+        });
   }
 };
 
@@ -110,13 +140,27 @@ struct Direction {
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t chunk) const {
     const double scale = grad_scale.get();
-    const optimizer::LambDirection<T> rule(constants, {0, scale, step.get()});
-    const bool skip = !finite(scale);
     const Direction& self = *this;
-    for_chunk(team, chunk, n, [&](int64_t i) {
-      self.direction[i] =
-          skip ? T(0) : rule(self.param[i], self.grad[i], self.first[i], self.second[i]);
+    const auto rule = team.once([&self, scale] {
+      return optimizer::LambDirection<T>(self.constants, {0, scale, self.step.get()});
     });
+    const bool skip = !finite(scale);
+    for_chunk(
+        team,
+        chunk,
+        n,
+        [&](int64_t i) {
+          return Element<T>{self.param[i], self.grad[i], self.first[i], self.second[i]};
+        },
+        [&](int64_t i, Element<T> e) {
+          if (skip) {
+            self.direction[i] = T(0);
+            return;
+          }
+          self.direction[i] = rule(e.param, e.grad, e.first, e.second);
+          self.first[i] = e.first;
+          self.second[i] = e.second;
+        });
   }
 };
 
@@ -145,6 +189,9 @@ struct ApplyDirection {
   const T* direction;
   T* param;
   int64_t n;
+  struct Loaded {
+    T param, direction;
+  };
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t chunk) const {
     if (!finite(grad_scale.get())) {
@@ -153,7 +200,14 @@ struct ApplyDirection {
     const double p = std::sqrt(*param_squares), d = std::sqrt(*direction_squares);
     const T factor = static_cast<T>(learning_rate.get() * (p > 0 && d > 0 ? p / d : 1));
     const ApplyDirection& self = *this;
-    for_chunk(team, chunk, n, [&](int64_t i) { self.param[i] -= factor * self.direction[i]; });
+    for_chunk(
+        team,
+        chunk,
+        n,
+        [&](int64_t i) {
+          return Loaded{self.param[i], self.direction[i]};
+        },
+        [&](int64_t i, const Loaded& e) { self.param[i] = e.param - factor * e.direction; });
   }
 };
 
@@ -182,23 +236,30 @@ struct OnnxUpdate {
   int64_t n;
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t chunk) const {
-    const Rule<T> rule(constants, rate.get(), count.get());
     const OnnxUpdate& self = *this;
-    for_chunk(team, chunk, n, [&](int64_t i) {
-      T a = self.first[i];
-      if constexpr (Rule<T>::kStates == 1) {
-        self.x_new[i] = rule(self.x[i], self.g[i], a);
-      } else {
-        T b = self.second[i];
-        self.x_new[i] = rule(self.x[i], self.g[i], a, b);
-        if (self.second_new != nullptr) {
-          self.second_new[i] = b;
-        }
-      }
-      if (self.first_new != nullptr) {
-        self.first_new[i] = a;
-      }
-    });
+    const Rule<T> rule =
+        team.once([&self] { return Rule<T>(self.constants, self.rate.get(), self.count.get()); });
+    for_chunk(
+        team,
+        chunk,
+        n,
+        [&](int64_t i) {
+          return Element<T>{
+              self.x[i], self.g[i], self.first[i], Rule<T>::kStates > 1 ? self.second[i] : T(0)};
+        },
+        [&](int64_t i, Element<T> e) {
+          if constexpr (Rule<T>::kStates == 1) {
+            self.x_new[i] = rule(e.param, e.grad, e.first);
+          } else {
+            self.x_new[i] = rule(e.param, e.grad, e.first, e.second);
+            if (self.second_new != nullptr) {
+              self.second_new[i] = e.second;
+            }
+          }
+          if (self.first_new != nullptr) {
+            self.first_new[i] = e.first;
+          }
+        });
   }
 };
 

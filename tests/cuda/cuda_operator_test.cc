@@ -111,6 +111,35 @@ TEST(CudaOperatorSizesTest, SumsOfManyBlocksEqualTheReferenceKernel) {
                 .values = {{}, rows, {}}});
 }
 
+// A thread block updates some thousand elements, each lane several of them.
+TEST(CudaOperatorSizesTest, UpdatesOfManyBlocksEqualTheReferenceKernel) {
+  DoubleDevice device;
+  for (const char* name : {"Sgd",
+                           "Momentum",
+                           "Adagrad",
+                           "Adam",
+                           "AdamW",
+                           "LambDirection",
+                           "LambApply",
+                           "OnnxAdagrad",
+                           "OnnxAdam",
+                           "OnnxMomentum"}) {
+    SCOPED_TRACE(name);
+    OpExample example = get_op(name).examples.at(0);
+    for (size_t i = 0; i < example.inputs.size(); ++i) {
+      if (!example.inputs[i].shape.empty()) {
+        example.inputs[i].shape = {5000};
+      }
+    }
+    const NodeCase test_case = make_case(get_op(name), example, DType::kFloat64);
+    const std::vector<Tensor> expected = run_case(test_case);
+    const std::vector<Tensor> actual = run_on_device(test_case, *device);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(tensors_near(actual[i], expected[i], 1e-12)) << "output " << i;
+    }
+  }
+}
+
 // What no integer is near to becomes the nearest one, and NaN 0, as on the CPU.
 TEST(CudaCastTest, IntegersOfFloatsBeyondTheirRangeEqualTheCpus) {
   DoubleDevice device;
