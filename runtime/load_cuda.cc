@@ -91,6 +91,16 @@ void keep_lanes_apart() {
   static_cast<void>(setenv(kVariable, std::to_string(kMostLanes).c_str(), 1));
 }
 
+// NVSwitches add (NVLS) in an order that differs from call to call: NVIDIA/nccl#1497, #2360.
+void keep_sums_in_order() {
+  constexpr const char* kVariable = "NCCL_NVLS_ENABLE";
+  const std::string given = process_environment()(kVariable).value_or("0");
+  if (given != "0") {
+    log_warning(kVariable, " is '", given, "' in the environment and 0 here, for --deterministic");
+  }
+  static_cast<void>(setenv(kVariable, "0", 1));
+}
+
 const CudaModule& cuda_module() {
   static const Entry entry = find_entry();
   return *entry();

@@ -35,6 +35,10 @@ class CudaModule {
 // after this; with a warning where the environment says that it shall not. cuda_module() calls it.
 void keep_lanes_apart();
 
+// Has NCCL add in one order every time, as it does unless an NVSwitch adds for it; before its first
+// call.
+void keep_sums_in_order();
+
 // Opens the driver, then the module. Throws kDevice and says which library is missing; the answer
 // of the first call is kept.
 const CudaModule& cuda_module();

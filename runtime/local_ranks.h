@@ -5,7 +5,7 @@
 
 namespace trainrt {
 
-// `num_ranks` ranks that are a whole job (--nproc).
+// `num_ranks` ranks that are a whole job.
 Launch local_launch(int num_ranks);
 
 // Starts this program anew, with the same arguments, as the launch's ranks and waits for them.

@@ -285,7 +285,11 @@ std::vector<OptionDef> plan_options() {
   const unsigned p = kPlanOptions;
   using O = Options;
   return {
-      text("devices", p | kDeviceOptions, &O::devices, "SPEC", "cpu, cpu:N, cuda or cuda:0,1"),
+      text("devices",
+           p | kDeviceOptions,
+           &O::devices,
+           "SPEC",
+           "cpu, cpu:N (threads), cuda or cuda:0,1 (a process each)"),
       text("cluster", p, &O::cluster, "FILE|PRESET", "the machines to plan for"),
       text("plan",
            p,

@@ -103,6 +103,10 @@ struct Options {
   double dropout = -1;
   bool symbolic_seq = false;
 
+  // Not the user's to say: ranks on several GPUs are threads of one process, for tests on a double
+  // of CUDA's libraries.
+  bool gpus_in_threads = false;
+
   std::string config;           // --config FILE
   std::set<std::string> given;  // names of options that some source set
   std::set<std::string> flags;  // and of those on the command line

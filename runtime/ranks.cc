@@ -7,11 +7,14 @@
 #include <vector>
 
 #include "graph/base/log.h"
+#include "parallel/cluster_file.h"
 #include "parallel/gloo_communicator.h"
 #include "parallel/thread_communicator.h"
 #include "runtime/failure_watch.h"
-#include "runtime/launcher.h"
+#include "runtime/given_plan.h"
+#include "runtime/load_cuda.h"
 #include "runtime/local_ranks.h"
+#include "runtime/rank_devices.h"
 
 namespace trainrt {
 
@@ -32,6 +35,35 @@ bool is_echo(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
+}
+
+// Threads would wait for each other for ever: a rank that allocates memory waits for the kernels of
+// GPUs that have its own mapped, which may be waiting for that rank (NVIDIA/nccl#787). What is
+// wrong with the flags is told here, once.
+int num_gpu_processes(const Options& options) {
+  if (!names_cuda(options.devices) || options.gpus_in_threads) {
+    return 1;
+  }
+  const int num_gpus = static_cast<int>(run_devices(options, {}).size());
+  if (num_gpus == 1) {
+    return 1;
+  }
+  const std::optional<GivenPlan> given = plan_file(options);
+  const bool has_plan = given && given->is_whole();
+  const int wanted = has_plan                  ? given->plan.world_size()
+                     : options.cluster.empty() ? num_gpus
+                                               : load_cluster(options.cluster).num_devices();
+  TRAINRT_REQUIRE(wanted <= num_gpus,
+                  kInfeasiblePlan,
+                  has_plan ? given->where : "--cluster " + options.cluster,
+                  " is for ",
+                  wanted,
+                  " devices, and --devices ",
+                  options.devices,
+                  " are ",
+                  num_gpus,
+                  " GPUs");
+  return wanted;
 }
 
 }  // namespace
@@ -162,8 +194,8 @@ void Ranks::leave() noexcept {
   }
 }
 
-int with_ranks(const Options& options, const std::function<int(Ranks&)>& body) {
-  std::optional<Launch> launch = find_launch(process_environment());
+std::optional<Launch> choose_launch(const Options& options, const Environment& environment) {
+  std::optional<Launch> launch = find_launch(environment);
   const bool started_by_us = launch && launch->launcher == "trainrt";
   TRAINRT_REQUIRE(!launch || started_by_us || options.nproc == 1,
                   kInvalidArgument,
@@ -172,9 +204,19 @@ int with_ranks(const Options& options, const std::function<int(Ranks&)>& body) {
                   " starts ranks, but ",
                   launch ? launch->launcher : "",
                   " has started this process as one of several already; leave --nproc out");
-  if (!launch && options.nproc > 1) {
-    launch = local_launch(static_cast<int>(options.nproc));
+  if (launch) {
+    return launch;
   }
+  const int num_processes =
+      options.nproc > 1 ? static_cast<int>(options.nproc) : num_gpu_processes(options);
+  return num_processes > 1 ? std::optional(local_launch(num_processes)) : std::nullopt;
+}
+
+int with_ranks(const Options& options, const std::function<int(Ranks&)>& body) {
+  if (options.deterministic && names_cuda(options.devices)) {
+    keep_sums_in_order();
+  }
+  const std::optional<Launch> launch = choose_launch(options, process_environment());
   if (launch && launch->num_local > 1) {
     return run_local_ranks(*launch);
   }

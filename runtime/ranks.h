@@ -1,4 +1,5 @@
-// The ranks that this process runs: all of a run's, as threads, or one of several processes'.
+// The ranks that this process runs: all of a run's, as threads, or one of several processes'. Each
+// of several GPUs has a process.
 #pragma once
 
 #include <functional>
@@ -9,6 +10,7 @@
 
 #include "parallel/communicator.h"
 #include "parallel/rendezvous.h"
+#include "runtime/launcher.h"
 #include "runtime/options.h"
 
 namespace trainrt {
@@ -57,8 +59,13 @@ class Ranks {
   std::shared_ptr<Rendezvous> rendezvous_;
 };
 
-// Runs `body` in every process of the run and returns its exit code: starts them (--nproc), or
-// takes the place that a launcher has given to this one.
+// Who is to start this run's processes, or has done so: a launcher, or this program, as --nproc
+// says or for as many GPUs as the plan or cluster has devices. Nothing where this process is all.
+// Throws kInvalidArgument, and kInfeasiblePlan where the GPUs are too few.
+std::optional<Launch> choose_launch(const Options& options, const Environment& environment);
+
+// Runs `body` in every process of the run and returns its exit code: starts them, or takes the
+// place that a launcher has given to this one.
 int with_ranks(const Options& options, const std::function<int(Ranks&)>& body);
 
 // Tells the other processes of this one's job that it ends with `error` before it has met them, if

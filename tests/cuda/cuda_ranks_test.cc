@@ -2,8 +2,11 @@
 // order that their streams may run in, and a failure on any of them ends all of them.
 #include <unistd.h>
 
+#include <cstdlib>
+#include <map>
 #include <thread>
 
+#include "runtime/rank_devices.h"
 #include "runtime/trainer.h"
 #include "tests/cuda/cuda_training_run.h"
 
@@ -158,6 +161,67 @@ TEST_F(CudaRanksRun, ProcessesWithAGpuEachTrainAsOneCpu) {
     EXPECT_THAT(run_processes(2, run_arguments(path, devices, steps)), Each(std::string()));
     expect_near(course(), expected, 1e-5);
   }
+}
+
+TEST_F(CudaRanksRun, EachOfSeveralGpusHasAProcess) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  std::map<std::string, std::string> variables;
+  const Environment environment = [&](const std::string& name) {
+    const auto at = variables.find(name);
+    return at == variables.end() ? std::nullopt : std::optional(at->second);
+  };
+  const auto options = [&](const std::string& devices, int cluster) {
+    Words flags = gpus(cluster, {});
+    flags[1] = devices;
+    Options parsed = options_of(run_arguments(path, flags, kShortStep));
+    parsed.gpus_in_threads = false;
+    return parsed;
+  };
+  const auto num_started = [&](const std::string& devices, int cluster) {
+    const auto launch = choose_launch(options(devices, cluster), environment);
+    EXPECT_TRUE(!launch || launch->place.world_size == launch->num_local);
+    return launch ? launch->num_local : 0;
+  };
+  EXPECT_EQ(num_started("cuda:2,3", 2), 2);
+  EXPECT_EQ(num_started("cuda", 4), 4);
+  EXPECT_EQ(num_started("cuda", 2), 2);
+  EXPECT_EQ(num_started("cuda", 1), 0);
+  EXPECT_EQ(num_started("cuda:1", 1), 0);
+  EXPECT_EQ(num_started("cpu:2", 2), 0);
+  try {
+    num_started("cuda:1,2", 3);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("is for 3 devices, and --devices cuda:1,2 are 2 GPUs"));
+  }
+  // Each of them drives a GPU that was named, in their order.
+  const std::vector<DeviceOptions> devices =
+      run_devices(options("cuda:3,1", 2), {{"host", "host"}, 1});
+  EXPECT_EQ(devices.at(0).cuda_index, 3);
+  EXPECT_EQ(devices.at(1).cuda_index, 1);
+  // Those that something else has started, one by one or not, start nothing.
+  variables = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}};
+  const auto given = choose_launch(options("cuda:1,2", 2), environment);
+  ASSERT_TRUE(given);
+  EXPECT_EQ(given->num_local, 1);
+  EXPECT_EQ(given->place.rank, 1);
+}
+
+TEST_F(CudaRanksRun, DeterministicSumsAreNotLeftToTheSwitches) {
+  constexpr const char* kVariable = "NCCL_NVLS_ENABLE";
+  ::unsetenv(kVariable);
+  const std::string path = model("mlp", {"--hidden", "8"});
+  const Words devices = gpus(2, {"--dp", "2"});
+  train(path, devices, kShortStep);
+  EXPECT_EQ(std::getenv(kVariable), nullptr);
+  Words steps = kShortStep;
+  steps.push_back("--deterministic");
+  train(path, devices, steps);
+  EXPECT_STREQ(std::getenv(kVariable), "0");
+  ::setenv(kVariable, "1", 1);
+  train(path, devices, steps);
+  EXPECT_STREQ(std::getenv(kVariable), "0");
+  ::unsetenv(kVariable);
 }
 
 TEST_F(CudaRanksRun, ProcessesThatWouldShareAGpuAreRefused) {

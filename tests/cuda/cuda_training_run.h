@@ -29,7 +29,10 @@ inline const Command& command_of(const std::vector<std::string>& arguments) {
 
 inline Options options_of(const std::vector<std::string>& arguments) {
   const Command& command = command_of(arguments);
-  return parse_options(command.name, command.groups, {arguments.begin() + 1, arguments.end()});
+  Options options =
+      parse_options(command.name, command.groups, {arguments.begin() + 1, arguments.end()});
+  options.gpus_in_threads = true;  // the double is of one process
+  return options;
 }
 
 // Runs a command of trainrt in this process, which has the double. Throws what it throws.
