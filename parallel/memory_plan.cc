@@ -87,25 +87,30 @@ std::map<MessageKey, int64_t> copies_to_itself(const Program& program) {
   return most;
 }
 
-// Of messages of micro-batches, on GPUs: elsewhere, and once per step, communicators hold what is
-// on its way in memory of their own.
+// On GPUs: elsewhere communicators hold what is on its way in memory of their own.
 std::map<MessageKey, MessageRoom> place_messages(const Program& program, MemoryPlan* memory) {
   std::map<MessageKey, MessageRoom> rooms;
   if (program.device.backend != Backend::kCuda) {
     return rooms;
   }
   std::map<MessageKey, int64_t> copies = copies_to_itself(program);
-  const int64_t to_others =
+  const int64_t of_micro_batches =
       std::min<int64_t>(kCopiesOnWay, static_cast<int64_t>(program.micro_batches.size()));
+  const int64_t of_steps = program.runs_on() ? kCopiesOnWay : 1;
   for (const ProgramVariant& variant : program.variants) {
     for (const Phase& phase : variant.phases) {
       for (const NodeId id : phase.nodes) {
         const Node& node = variant.graph.node(id);
-        if (node.op_type == comm_op::kSend && !is_step_phase(phase.kind)) {
+        if (node.op_type == comm_op::kSend) {
           MessageRoom& room = rooms[message_key(node)];
-          copies.try_emplace(message_key(node), to_others);
+          copies.try_emplace(message_key(node),
+                             is_step_phase(phase.kind) ? of_steps : of_micro_batches);
           const int64_t bytes = variant.graph.value(node.inputs[0]).type.bytes();
           room.bytes = std::max(room.bytes, OffsetAssigner::align(bytes));
+          if (node.attributes.has(comm_op::kNumbers)) {
+            memory->numbers[static_cast<int>(node.attributes.get_int("peer"))] =
+                node.attributes.get_int(comm_op::kNumbers);
+          }
         }
       }
     }

@@ -67,6 +67,7 @@ struct VariantMemory {
 struct MemoryPlan {
   int64_t persistent_bytes = 0;
   int64_t message_bytes = 0;        // of those: copies of messages
+  std::map<int, int64_t> numbers;   // by pipeline rank: packed ones that it is sent in a step
   std::vector<int64_t> slot_bytes;  // per local virtual stage index, size of one slot
   std::vector<int> num_slots;       // per local virtual stage index
   std::vector<int64_t> slot_base;   // offset of the first slot, per local virtual stage index

@@ -122,6 +122,7 @@ inline constexpr const char* kAllGather = "AllGather";  // attr axis, sizes
 inline constexpr const char* kAllToAll = "AllToAll";
 inline constexpr const char* kBroadcast = "Broadcast";  // attr root
 inline constexpr const char* kSend = "Send";
+inline constexpr const char* kNumbers = "numbers";  // attribute: how many a Send holds, packed
 inline constexpr const char* kRecv = "Recv";
 }  // namespace comm_op
 bool is_communication(const std::string& op_type);

@@ -1,7 +1,8 @@
 // Cuts the rank's nodes out of the whole graph; then for every value that crosses stages a Send is
 // appended for its producer's rank and a Recv for the reader's, and readers are turned to the
 // received copy. A value travels once per receiving stage and serves the readers of all its phases
-// there.
+// there. Numbers that a node of the update reads from one rank, as the norm of the gradient does of
+// every parameter, travel as one tensor.
 //
 // Tags number the transfers of the whole graph, which all ranks enumerate alike; messages of one
 // tag are in micro-batch order on both sides. Sends do not wait (Communicator), and ranks run their
@@ -163,6 +164,9 @@ class RankGraphBuilder {
       }
       for (const int to : cut_.update_ranks[static_cast<size_t>(id)]) {
         if (!runs_on(from, to)) {
+          if (is_number(node.inputs[i])) {
+            transfer_numbers(node, id, to);
+          }
           const ValueId copy = transfer_to_rank(node.inputs[i], from, id, to);
           if (to == rank_) {
             read_here(i, copy);
@@ -197,13 +201,99 @@ class RankGraphBuilder {
   ValueId transfer_to_rank(ValueId value, NodeId from, NodeId reader, int to) {
     const auto [at, is_new] = moved_.try_emplace({value, to, true}, kNoValue);
     if (is_new) {
-      const int source = is_update(whole_.node(from))
-                             ? cut_.update_ranks[static_cast<size_t>(from)].front()
-                             : stage_of(from) % plan_.pipeline_parallel;
-      at->second =
-          transfer(value, from, source, Region::kUpdate, -1, to, Region::kUpdate, -1, reader);
+      at->second = transfer(
+          value, from, first_rank_of(from), Region::kUpdate, -1, to, Region::kUpdate, -1, reader);
     }
     return at->second;
+  }
+
+  int first_rank_of(NodeId from) const {
+    return is_update(whole_.node(from)) ? cut_.update_ranks[static_cast<size_t>(from)].front()
+                                        : stage_of(from) % plan_.pipeline_parallel;
+  }
+
+  bool is_number(ValueId value) const {
+    return whole_.value(value).type == TensorType{DType::kFloat64, {}} &&
+           !read_in_reduce_[static_cast<size_t>(value)];
+  }
+
+  // All numbers that `node` of the update reads on rank `to` and that have not come yet: one
+  // message from each rank that has some.
+  void transfer_numbers(const Node& node, NodeId reader, int to) {
+    std::map<int, std::vector<ValueId>> of_rank;
+    for (const ValueId value : node.inputs) {
+      const NodeId from = value == kNoValue ? kNoNode : whole_.value(value).producer;
+      if (from != kNoNode && is_number(value) && !runs_on(from, to) &&
+          moved_.try_emplace({value, to, true}, kNoValue).second) {
+        of_rank[first_rank_of(from)].push_back(value);
+      }
+    }
+    for (const auto& [source, values] : of_rank) {
+      const int64_t tag = next_tag_++;
+      if (source == rank_) {
+        send_numbers(values, to, tag);
+      } else if (to == rank_) {
+        receive_numbers(values, source, tag, reader);
+      }
+    }
+  }
+
+  static Attributes message_attributes(int64_t tag, int peer) {
+    return {{"group", std::string("pipeline")}, {"tag", tag}, {"peer", int64_t{peer}}};
+  }
+
+  void send_numbers(const std::vector<ValueId>& values, int to, int64_t tag) {
+    int position = 0;  // behind the last of their producers
+    for (const ValueId value : values) {
+      position = std::max(position, 2 * whole_.value(value).producer + 2);
+    }
+    std::vector<ValueId> parts;
+    for (const ValueId value : values) {
+      const std::string name = concat(whole_.value(value).name, "/packed/", tag);
+      parts.push_back(append_to_update("Reshape",
+                                       {local_value_[static_cast<size_t>(value)]},
+                                       {{"shape", Shape{1}}},
+                                       name,
+                                       position)[0]);
+    }
+    const std::vector<ValueId> packed = append_to_update(
+        "Concat", parts, {{"axis", int64_t{0}}}, concat("trainrt.numbers/", tag), position);
+    Attributes attributes = message_attributes(tag, to);
+    attributes.set(comm_op::kNumbers, static_cast<int64_t>(values.size()));
+    append_to_update(
+        "Send", packed, std::move(attributes), concat("send/trainrt.numbers/", tag), position);
+  }
+
+  void receive_numbers(const std::vector<ValueId>& values, int source, int64_t tag, NodeId reader) {
+    const int64_t count = static_cast<int64_t>(values.size());
+    Attributes attributes = message_attributes(tag, source);
+    attributes.set("shape", Shape{count});
+    attributes.set("dtype", std::string(dtype_name(DType::kFloat64)));
+    const std::vector<ValueId> packed = append_to_update(
+        "Recv", {}, std::move(attributes), concat("recv/trainrt.numbers/", tag), 2 * reader);
+    const std::vector<ValueId> parts =
+        append_to_update("Split",
+                         packed,
+                         {{"axis", int64_t{0}}, {"split", Shape(values.size(), 1)}},
+                         concat("trainrt.numbers/", tag, "/split"),
+                         2 * reader);
+    for (size_t i = 0; i < values.size(); ++i) {
+      moved_[{values[i], rank_, true}] =
+          append_to_update("Reshape",
+                           {parts[i]},
+                           {{"shape", Shape{}}},
+                           concat(whole_.value(values[i]).name, "/", tag),
+                           2 * reader)[0];
+    }
+  }
+
+  std::vector<ValueId> append_to_update(const std::string& op_type,
+                                        const std::vector<ValueId>& inputs,
+                                        Attributes attributes,
+                                        const std::string& name,
+                                        int position) {
+    return append(
+        op_type, inputs, std::move(attributes), name, Region::kUpdate, -1, position, false);
   }
 
   // One transfer: a Send on rank `source`, a Recv on rank `target`. Returns the received copy on
@@ -223,13 +313,10 @@ class RankGraphBuilder {
     }
     const Value& moved = whole_.value(value);
     const std::string name = concat(moved.name, "/", tag);
-    const Attributes common = {{"group", std::string("pipeline")}, {"tag", tag}};
     if (source == rank_) {
-      Attributes attributes = common;
-      attributes.set("peer", int64_t{target});
       append("Send",
              {local_value_[static_cast<size_t>(value)]},
-             std::move(attributes),
+             message_attributes(tag, target),
              "send/" + name,
              send_region,
              send_stage,
@@ -239,8 +326,7 @@ class RankGraphBuilder {
     if (target != rank_) {
       return kNoValue;
     }
-    Attributes attributes = common;
-    attributes.set("peer", int64_t{source});
+    Attributes attributes = message_attributes(tag, source);
     attributes.set("shape", moved.type.shape);
     attributes.set("dtype", std::string(dtype_name(moved.type.dtype)));
     return append("Recv",
@@ -250,24 +336,23 @@ class RankGraphBuilder {
                   recv_region,
                   recv_stage,
                   2 * reader,
-                  read_in_reduce_[static_cast<size_t>(value)]);
+                  read_in_reduce_[static_cast<size_t>(value)])[0];
   }
 
-  ValueId append(const std::string& op_type,
-                 const std::vector<ValueId>& inputs,
-                 Attributes attributes,
-                 const std::string& name,
-                 Region region,
-                 int stage,
-                 int position,
-                 bool in_reduce) {
+  std::vector<ValueId> append(const std::string& op_type,
+                              const std::vector<ValueId>& inputs,
+                              Attributes attributes,
+                              const std::string& name,
+                              Region region,
+                              int stage,
+                              int position,
+                              bool in_reduce) {
     GraphBuilder builder(graph());
     builder.set_region(region);
-    const std::vector<ValueId> outputs = builder.node(op_type, inputs, std::move(attributes), name);
     positions_.push_back(position);
     stages_.push_back(stage);
     reduces_.push_back(in_reduce);
-    return outputs.empty() ? kNoValue : outputs[0];
+    return builder.node(op_type, inputs, std::move(attributes), name);
   }
 
   // The nodes, transfers among them, in the whole graph's order.

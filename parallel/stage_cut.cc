@@ -255,7 +255,10 @@ class Cutter {
       if (graph_.node(id).region != Region::kUpdate) {
         continue;
       }
+      // Where all inputs are, or else one of them: two stages that share a parameter add its
+      // gradients up, and others have none of them.
       std::vector<int> common = all;
+      std::set<int> some;
       for (const ValueId input : graph_.node(id).inputs) {
         const std::vector<int> at = input == kNoValue ? std::vector<int>{} : available(input);
         if (!at.empty()) {
@@ -263,7 +266,11 @@ class Cutter {
           std::set_intersection(
               common.begin(), common.end(), at.begin(), at.end(), std::back_inserter(both));
           common = std::move(both);
+          some.insert(at.begin(), at.end());
         }
+      }
+      if (common.empty()) {
+        common.assign(some.begin(), some.end());
       }
       if (!overwrites[static_cast<size_t>(id)].empty()) {
         common = overwrites[static_cast<size_t>(id)];

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "graph/base/error.h"
+#include "parallel/assign_offsets.h"
 
 namespace trainrt {
 
@@ -30,7 +31,8 @@ struct Kind {
 struct StageParts {
   MemoryBreakdown persistent;  // of tensors of its own
   int64_t step_wide = 0;
-  int64_t messages = 0;
+  int64_t messages = 0;            // but for packed numbers
+  std::map<int, int64_t> numbers;  // by kind: those that a stage of it is sent
   int64_t slot = 0;
   int64_t beside = 0;
   int64_t step = 0;
@@ -345,9 +347,13 @@ class ShortPipeline {
   static StageParts stage_parts(const RankParts& parts, const std::set<std::string>& shared) {
     StageParts result;
     result.peak = parts.plan.breakdown;
+    result.step_wide = parts.plan.persistent_bytes - parts.plan.message_bytes;
+    result.peak.communication -= parts.plan.message_bytes;
     result.messages = parts.plan.message_bytes;
-    result.step_wide = parts.plan.persistent_bytes - result.messages;
-    result.peak.communication -= result.messages;
+    result.numbers = parts.plan.numbers;
+    for (const auto& [kind, count] : result.numbers) {
+      result.messages -= bytes_of_numbers(count);
+    }
     for (const PersistentTensor& tensor : parts.persistent) {
       result.step_wide -= tensor.bytes;
       *field(&result.peak, tensor.kind) -= tensor.bytes;
@@ -361,12 +367,39 @@ class ShortPipeline {
     return result;
   }
 
+  static int64_t bytes_of_numbers(int64_t count) {
+    return OffsetAssigner::align(count * dtype_bytes(DType::kFloat64));
+  }
+
+  // Every pipeline rank is sent the numbers of all parameters that it has none of itself: of a
+  // stage's, those that stages of other kinds there do not share.
+  int64_t bytes_of_numbers(const RankCoordinates& at, const std::vector<StageParts>& stages) const {
+    int64_t bytes = 0;
+    for (int peer = 0; peer < plan_.pipeline_parallel; ++peer) {
+      int64_t count = 0;
+      for (size_t i = 0; peer != at.stage && i < stages.size(); ++i) {
+        int64_t own = 0;
+        for (const auto& [kind, sent] : stages[i].numbers) {
+          own = std::max(own, sent);
+        }
+        count += own;
+        for (int s = peer; s < num_stages(); s += plan_.pipeline_parallel) {
+          const auto sent = stages[i].numbers.find(kind_of_stage_[static_cast<size_t>(s)]);
+          count -= sent == stages[i].numbers.end() ? 0 : own - sent->second;
+        }
+      }
+      bytes += bytes_of_numbers(count);
+    }
+    return bytes;
+  }
+
   std::optional<RankMemory> put_together(const RankCoordinates& at) {
     const std::set<std::string> common = shared(at);
     RankMemory result;
     MemoryBreakdown& bytes = result.breakdown;
     MemoryBreakdown peak;
     std::set<std::string> counted;
+    std::vector<StageParts> stages;
     int64_t persistent = 0, slots_extent = 0, beside = 0, step = 0, largest_step = 0;
     for (int s = at.stage; s < num_stages(); s += plan_.pipeline_parallel) {
       const RankParts& parts = short_parts(s, at);
@@ -388,7 +421,9 @@ class ShortPipeline {
       }
       step += own.step;
       largest_step = std::max(largest_step, own.step);
+      stages.push_back(own);
     }
+    bytes.communication += bytes_of_numbers(at, stages);
     persistent = bytes.total();
     const int64_t dynamic = slots_extent + beside;
     if (plan_.pipeline_parallel > 1 && step + kOtherRanks > dynamic) {

@@ -73,7 +73,15 @@ TEST_P(CudaRanksTest, TrainAsOneCpu) {
                        split.precision};
   const Course expected = train(path, kCpu, steps);
   ASSERT_EQ(expected.losses.size(), 2u);
+  cuda_double::reset({.num_devices = 4});
   expect_near(train(path, gpus(split.num_gpus, split.pins), steps), expected, 1e-5);
+  const std::vector<int64_t> arenas = last_step().at("peak_bytes");
+  ASSERT_EQ(arenas.size(), static_cast<size_t>(split.num_gpus));
+  for (int device = 0; device < split.num_gpus; ++device) {
+    EXPECT_LE(cuda_double::most_bytes_in_use(device),
+              arenas[static_cast<size_t>(device)] + kBytesBesideArena)
+        << "cuda:" << device;
+  }
 }
 
 const Words kT5 = {
