@@ -141,6 +141,8 @@ struct NormGradSegment {
   }
 };
 
+// A team per sum, dscale's and then dbias': a thread alone would wait for hundreds of loads.
+// Neighbouring teams read the same words.
 template <typename T>
 struct NormGradMerge {
   using C = ComputeOf<T>;
@@ -148,19 +150,17 @@ struct NormGradMerge {
   T *dscale, *dbias;
   int64_t segments, n;
 
-  TRAINRT_HOST_DEVICE C sum(int64_t which, int64_t j) const {
-    C total = 0;
-    for (int64_t segment = 0; segment < segments; ++segment) {
-      total += sums[(2 * segment + which) * n + j];
+  template <typename Lanes>
+  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t i) const {
+    T* out = i < n ? dscale : dbias;
+    if (out == nullptr) {
+      return;
     }
-    return total;
-  }
-  TRAINRT_HOST_DEVICE void operator()(int64_t j) const {
-    if (dscale != nullptr) {
-      dscale[j] = to_storage<T>(sum(0, j));
-    }
-    if (dbias != nullptr) {
-      dbias[j] = to_storage<T>(sum(1, j));
+    const C* from = sums + i;
+    const int64_t step = 2 * n;
+    const C total = team_sum<C>(team, segments, [from, step](int64_t k) { return from[k * step]; });
+    if (team.leads()) {
+      out[i < n ? i : i - n] = to_storage<T>(total);
     }
   }
 };
@@ -187,9 +187,10 @@ void norm_column_sums(KernelContext& context,
                             rows.rows,
                             rows.length,
                             segment_rows});
-  launch(context,
-         rows.length,
-         NormGradMerge<T>{sums, context.output<T>(1), dbias, segments, rows.length});
+  launch_teams(context,
+               2 * rows.length,
+               segments,
+               NormGradMerge<T>{sums, context.output<T>(1), dbias, segments, rows.length});
 }
 
 template <bool kCentered>
