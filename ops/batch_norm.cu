@@ -6,6 +6,7 @@
 // alone (GENSTATS) are float32, where the variance is a difference of two.
 #include <cmath>
 
+#include "ops/batch_norm_elements.cuh"
 #include "ops/batch_norm_scratch.h"
 #include "ops/elementwise.cuh"
 #include "ops/launch.cuh"
@@ -16,24 +17,15 @@ namespace {
 
 // ---- BatchNorm: over images -------------------------------------------------------------------
 
+using batch_norm::Affine;
+using batch_norm::BatchNormElement;
+using batch_norm::BatchNormInputGradElement;
+using batch_norm::BatchNormInputGradPacks;
+using batch_norm::BatchNormPacks;
 using batch_norm::DeviceScratch;
-
-struct Image {
-  int64_t n, c, s;
-  bool columns;  // channels are contiguous
-  TRAINRT_HOST_DEVICE int64_t channel(int64_t i) const {
-    const int64_t step = columns ? 1 : s;
-    if (n * c * s <= 0xffffffff) {  // 32-bit divisions take a fraction of the time
-      const uint32_t at = static_cast<uint32_t>(i) / static_cast<uint32_t>(step);
-      return at % static_cast<uint32_t>(c);
-    }
-    return i / step % c;
-  }
-  // Element i of the n * s of a channel.
-  TRAINRT_HOST_DEVICE int64_t at(int64_t channel, int64_t i) const {
-    return columns ? i * c + channel : (i / s * c + channel) * s + i % s;
-  }
-};
+using batch_norm::Image;
+using batch_norm::kPackRows;
+using batch_norm::Slopes;
 
 Image image_of(const DeviceScratch& scratch) {
   return {scratch.n, scratch.c, scratch.s, scratch.columns};
@@ -64,16 +56,6 @@ ChannelStatistics statistics_of(const KernelContext& context, int input, int64_t
           static_cast<double>(context.attributes().get_int("count")),
           context.attributes().get_float("epsilon", 1e-5)};
 }
-
-// What BatchNormApply makes of an element before the ReLU; again from x in the gradients, by the
-// same arithmetic. Its numbers of a channel are computed once, not by every element.
-template <typename C>
-struct Affine {
-  C *mean, *factor, *shift;
-  TRAINRT_HOST_DEVICE C operator()(C x, int64_t channel) const {
-    return (x - mean[channel]) * factor[channel] + shift[channel];
-  }
-};
 
 template <typename T>
 struct MakeAffine {
@@ -191,16 +173,21 @@ struct ColumnSums {
   }
 };
 
+// A team per sum: a thread alone would wait for thousands of loads. Neighbouring teams read the
+// same words.
 struct AddSegments {
   const double* partial;
   int64_t segments, stride;
   double* out;
-  TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
-    double sum = 0;
-    for (int64_t segment = 0; segment < segments; ++segment) {
-      sum += partial[segment * stride + i];
+  template <typename Lanes>
+  TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t i) const {
+    const double* from = partial + i;
+    const int64_t step = stride;
+    const double sum =
+        team_sum<double>(team, segments, [from, step](int64_t k) { return from[k * step]; });
+    if (team.leads()) {
+      out[i] = sum;
     }
-    out[i] = sum;
   }
 };
 
@@ -218,31 +205,11 @@ void sum_channels(KernelContext& context,
                     DeviceScratch::kCoefficients * scratch.c;
   const int64_t segment_rows = (rows + scratch.segments - 1) / scratch.segments;
   launch(context, scratch.segments * scratch.c, ColumnSums<T>{terms, segment_rows, partial});
-  launch(context, 2 * scratch.c, AddSegments{partial, scratch.segments, 2 * scratch.c, out});
+  launch_teams(context,
+               2 * scratch.c,
+               scratch.segments,
+               AddSegments{partial, scratch.segments, 2 * scratch.c, out});
 }
-
-template <typename T>
-struct BatchNormElement {
-  using C = ComputeOf<T>;
-  Image v;
-  const T *x, *residual;
-  T* y;
-  Affine<C> affine;
-  bool relu;
-  TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
-    C h = affine(to_compute<C>(x[i]), v.channel(i));
-    if (residual != nullptr) {
-      h += to_compute<C>(residual[i]);
-    }
-    y[i] = to_storage<T>(relu && h < C(0) ? C(0) : h);  // NaN stays
-  }
-};
-
-// dx = factor (dy - (x slope + shift)), numbers of a channel again.
-template <typename C>
-struct Slopes {
-  C *factor, *slope, *shift;
-};
 
 template <typename T>
 struct MakeSlopes {
@@ -262,24 +229,21 @@ struct MakeSlopes {
   }
 };
 
-template <typename T>
-struct BatchNormInputGradElement {
-  using C = ComputeOf<T>;
-  Image v;
-  const T *dy, *x;
-  T* dx;
-  bool relu;
-  Affine<C> affine;
-  Slopes<C> slopes;
-  TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
-    const int64_t channel = v.channel(i);
-    const C value = to_compute<C>(x[i]);
-    const bool passed = !relu || affine(value, channel) > C(0);
-    const C grad = passed ? to_compute<C>(dy[i]) : C(0);
-    dx[i] = to_storage<T>(slopes.factor[channel] *
-                          (grad - (value * slopes.slope[channel] + slopes.shift[channel])));
+// `element` for every element of an image, in packs where the channels lie so. `data`: its tensors.
+template <typename Packs, typename Element>
+void launch_elements(KernelContext& context,
+                     const DeviceScratch& scratch,
+                     const Element& element,
+                     std::initializer_list<const void*> data) {
+  const int64_t rows = scratch.n * scratch.s, packs = scratch.c / Packs::kCount;
+  const std::byte* coefficients = context.workspace().data();
+  if (scratch.columns && takes_packs(scratch.c, Packs::kCount, data) &&
+      takes_packs(scratch.c, Packs::kCount, {coefficients})) {
+    launch(context, (rows + kPackRows - 1) / kPackRows * packs, Packs{element});
+  } else {
+    launch(context, rows * scratch.c, element);
   }
-};
+}
 
 void moments_cuda(KernelContext& context) {
   const DeviceScratch scratch = scratch_of(context);
@@ -315,14 +279,15 @@ void apply_cuda(KernelContext& context) {
   const DeviceScratch scratch = scratch_of(context);
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    launch(context,
-           scratch.n * scratch.c * scratch.s,
-           BatchNormElement<T>{image_of(scratch),
-                               context.input<T>(0),
-                               context.input<T>(4),
-                               context.output<T>(0),
-                               make_affine<T>(context, statistics_of(context, 1, scratch.c), 2, 3),
-                               has_relu(context)});
+    const BatchNormElement<T> element{
+        image_of(scratch),
+        context.input<T>(0),
+        context.input<T>(4),
+        context.output<T>(0),
+        make_affine<T>(context, statistics_of(context, 1, scratch.c), 2, 3),
+        has_relu(context)};
+    launch_elements<BatchNormPacks<T>>(
+        context, scratch, element, {element.x, element.residual, element.y});
   });
 }
 
@@ -347,15 +312,15 @@ void input_grad_cuda(KernelContext& context) {
                          context.input<double>(4),
                          context.attributes().get_int("fixed", 0) != 0,
                          slopes});
-    launch(context,
-           scratch.n * c * scratch.s,
-           BatchNormInputGradElement<T>{image_of(scratch),
-                                        context.input<T>(0),
-                                        context.input<T>(1),
-                                        context.output<T>(0),
-                                        has_relu(context),
-                                        affine,
-                                        slopes});
+    const BatchNormInputGradElement<T> element{image_of(scratch),
+                                               context.input<T>(0),
+                                               context.input<T>(1),
+                                               context.output<T>(0),
+                                               has_relu(context),
+                                               affine,
+                                               slopes};
+    launch_elements<BatchNormInputGradPacks<T>>(
+        context, scratch, element, {element.dy, element.x, element.dx});
   });
 }
 

@@ -1,9 +1,13 @@
 // Normalizations on the double.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
+#include "graph/op_def.h"
 #include "tests/cuda/cuda_double_device.h"
 #include "tests/support/device_case.h"
 #include "tests/support/norm_case.h"
+#include "tests/support/tolerance.h"
 
 namespace trainrt::testing {
 namespace {
@@ -16,6 +20,98 @@ TEST(CudaNormTest, StatisticsOfSixteenBitRowsAreFloat32) {
           op, dtype, [&](const NodeCase& test_case) { return run_on_device(test_case, *device); });
     }
   }
+}
+
+// [n, c, h, w] of `tensor` as [n, h, w, c]; tensors of other dims as they are.
+Tensor channels_last(const Tensor& tensor) {
+  const Shape& from = tensor.shape();
+  if (from.size() != 4) {
+    return tensor;
+  }
+  Tensor turned(tensor.dtype(), {from[0], from[2], from[3], from[1]});
+  const int64_t plane = from[2] * from[3], bytes = dtype_bytes(tensor.dtype());
+  for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+    const int64_t n = i / (plane * from[1]), c = i / plane % from[1], p = i % plane;
+    std::memcpy(turned.raw() + ((n * plane + p) * from[1] + c) * bytes,
+                tensor.raw() + i * bytes,
+                static_cast<size_t>(bytes));
+  }
+  return turned;
+}
+
+// `example` of images [4, 6, 3, 5] with other sizes: 105 elements per channel.
+OpExample with_channels(OpExample example, int64_t c) {
+  example.attributes.set("count", int64_t{105});
+  for (size_t i = 0; i < example.inputs.size(); ++i) {
+    Shape& shape = example.inputs[i].shape;
+    shape = shape.size() == 4 ? Shape{3, c, 5, 7} : shape.size() == 2 ? Shape{2, c} : Shape{c};
+    if (shape.size() == 2) {  // sums of x and x^2
+      std::vector<double> values(static_cast<size_t>(2 * c), 115.0);
+      for (int64_t k = 0; k < c; ++k) {
+        values[static_cast<size_t>(k)] = static_cast<double>(k - 3);
+      }
+      example.values[i] = Tensor::from(values, shape);
+    }
+  }
+  return example;
+}
+
+// Images whose channels lie side by side go through kernels of whole packs of them, several rows at
+// a time; others element by element. Neither rows nor, with 12 channels of 16 bits, channels need
+// be whole packs.
+TEST(CudaNormTest, PacksOfChannelsGiveTheBitsOfSingleElements) {
+  DoubleDevice device;
+  for (const char* name : {"BatchNormApply", "BatchNormInputGrad"}) {
+    const OpDef& op = get_op(name);
+    for (const OpExample& example : op.examples) {
+      if (example.attributes.get_string("layout") != "nchw") {
+        continue;
+      }
+      for (const DType dtype :
+           {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+        for (const int64_t c : {12, 16}) {
+          SCOPED_TRACE(concat(name, " '", example.name, "', ", dtype_name(dtype), ", ", c));
+          const NodeCase planes = make_case(op, with_channels(example, c), dtype);
+          NodeCase packs = planes;
+          packs.node.attributes.set("layout", std::string("nhwc"));
+          for (size_t i = 0; i < packs.inputs.size(); ++i) {
+            packs.inputs[i] = channels_last(planes.inputs[i]);
+            packs.input_types[i].shape = packs.inputs[i].shape();
+          }
+          packs.output_types = op.infer_types(packs.context());
+          EXPECT_TRUE(tensors_identical(run_on_device(packs, *device).at(0),
+                                        channels_last(run_on_device(planes, *device).at(0))));
+        }
+      }
+    }
+  }
+}
+
+// More rows than a block has threads, and so segments than a warp has lanes.
+TEST(CudaNormTest, SumsOverManyRowsEqualTheReferenceKernel) {
+  DoubleDevice device;
+  const auto expect_equal = [&](const std::string& name, const OpExample& example) {
+    SCOPED_TRACE(name);
+    const NodeCase test_case = make_case(get_op(name), example, DType::kFloat64);
+    const std::vector<Tensor> expected = run_case(test_case);
+    const std::vector<Tensor> actual = run_on_device(test_case, *device);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(tensors_near(actual[i], expected[i], 1e-10)) << "output " << i;
+    }
+  };
+  const Attributes last = {{"count", int64_t{40000}}, {"layout", std::string("nhwc")}};
+  const TensorType image{DType::kFloat32, {2, 100, 200, 2}};
+  expect_equal("BatchNormMoments", {.name = "many", .attributes = last, .inputs = {image}});
+  expect_equal("BatchNormGradSums",
+               {.name = "many",
+                .attributes = last,
+                .inputs = {image, image, {DType::kFloat64, {2, 2}}},
+                .values = {{}, {}, Tensor::from<double>({-90, 200, 40000, 50000}, {2, 2})}});
+  const TensorType rows{DType::kFloat32, {5000, 3}}, statistic{DType::kFloat32, {5000, 1}};
+  expect_equal("LayerNormGrad",
+               {.name = "many",
+                .attributes = {{"axis", int64_t{1}}},
+                .inputs = {rows, rows, {DType::kFloat32, {3}}, statistic, statistic}});
 }
 
 }  // namespace
