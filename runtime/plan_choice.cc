@@ -7,9 +7,11 @@
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
+#include "parallel/device_catalogue.h"
 #include "parallel/micro_batches.h"
 #include "planner/planner.h"
 #include "runtime/given_plan.h"
+#include "runtime/load_cuda.h"
 #include "runtime/rank_devices.h"
 
 namespace trainrt {
@@ -96,20 +98,41 @@ void apply_execution_flags(const Options& options, Plan& plan) {
   }
 }
 
+// The only GPU of a run, if the catalogue knows what it can do: it is planned for as a cluster of
+// one, within its memory and with the dims padded that it is worth on it.
+std::optional<Topology> known_gpu(const Options& options,
+                                  const std::vector<DeviceOptions>& devices) {
+  if (!options.cluster.empty() || devices.size() != 1 || !devices[0].cuda_index) {
+    return std::nullopt;
+  }
+  const CudaDeviceInfo gpu =
+      cuda_module().devices().at(static_cast<size_t>(*devices[0].cuda_index));
+  std::optional<CatalogueEntry> known = match_device(gpu.name);
+  if (!known) {
+    log_info(
+        gpu.name,
+        " is not in the catalogue: nothing is planned for it (--cluster FILE says what it is)");
+    return std::nullopt;
+  }
+  known->device.memory_bytes = gpu.memory_bytes;
+  Topology topology;
+  topology.add_host({topology.add_type(known->device)}, known->intra, known->inter, 1);
+  return topology;
+}
+
 // What the planner finds within the pins and the plan given, if any. Throws kInfeasiblePlan when
 // nothing fits.
 Plan searched_plan(const Options& options,
                    const TrainingJob& job,
                    const std::vector<std::string>& places,
-                   int num_devices,
+                   const Topology& topology,
                    const std::optional<GivenPlan>& given) {
   PlanRequest request;
   request.places = places;
   request.model.training = [&job](int64_t micro_batch) {
     return job.build({micro_batch, 0}, true);
   };
-  request.topology = options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
-                                             : load_cluster(options.cluster);
+  request.topology = topology;
   request.precision = job.precision;
   request.global_batch = options.batch_size;
   request.model_hash = job.model->hash();
@@ -118,8 +141,8 @@ Plan searched_plan(const Options& options,
   request.programs = [&job](int64_t micro_batch, bool accumulate) {
     return job.build({micro_batch, 0}, accumulate);
   };
-  request.device_spec = [&](const Topology& topology, int device) {
-    return planned_device_spec(options, topology, device);
+  request.device_spec = [&](const Topology& cluster, int device) {
+    return planned_device_spec(options, cluster, device);
   };
   request.pins = pins_from(options);
   if (job.token_batches) {
@@ -172,6 +195,7 @@ Plan plan_from_file(const Options& options,
                     const TrainingJob& job,
                     const std::vector<std::string>& places,
                     int num_devices,
+                    const Topology& topology,
                     const GivenPlan& given) {
   const Plan& plan = given.plan;
   const bool sized = given.stated.count("data_parallel") + given.stated.count("tensor_parallel") +
@@ -197,7 +221,7 @@ Plan plan_from_file(const Options& options,
                   given.where,
                   " leaves parts of the plan open, which are planned for training only; "
                   "'trainrt plan --plan' completes it ('--format json' prints it)");
-  return searched_plan(options, job, places, num_devices, given);
+  return searched_plan(options, job, places, topology, given);
 }
 
 bool wants_search(const Options& options, const std::vector<DeviceOptions>& devices) {
@@ -220,8 +244,12 @@ Plan choose_plan(const Options& options,
                  const std::vector<DeviceOptions>& devices,
                  const std::vector<std::string>& places) {
   const int num_devices = static_cast<int>(devices.size());
+  const std::optional<Topology> gpu = known_gpu(options, devices);
+  const Topology topology = gpu                       ? *gpu
+                            : options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
+                                                      : load_cluster(options.cluster);
   if (const std::optional<GivenPlan> given = plan_file(options)) {
-    return plan_from_file(options, job, places, num_devices, *given);
+    return plan_from_file(options, job, places, num_devices, topology, *given);
   }
   // A model may carry its plan (`trainrt plan --annotate`); it is followed where it fits.
   const std::optional<GivenPlan> carried = carried_plan(options, *job.model);
@@ -231,8 +259,8 @@ Plan choose_plan(const Options& options,
     log_info("the plan is the one that the model carries");
     return whole_plan(options, job, *carried);
   }
-  if (!job.evaluate && wants_search(options, devices)) {
-    return searched_plan(options, job, places, num_devices, std::nullopt);
+  if (!job.evaluate && (gpu || wants_search(options, devices))) {
+    return searched_plan(options, job, places, topology, std::nullopt);
   }
   Plan plan =
       single_device_plan(options.batch_size, options.micro_batch_size, job.num_forward_nodes);
@@ -251,7 +279,6 @@ Plan choose_plan(const Options& options,
                   ": one data rank takes the whole batch; --devices cpu:N makes N of this "
                   "machine");
   if (!options.cluster.empty()) {
-    const Topology topology = load_cluster(options.cluster);
     plan.devices.clear();
     for (int d = 0; d < num_devices; ++d) {
       plan.devices.push_back({d, topology.host_of(d).name, topology.device(d).name});

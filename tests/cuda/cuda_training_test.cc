@@ -2,6 +2,7 @@
 // run in, and every failure of a library ends in one error.
 #include <cublasLt.h>
 
+#include "parallel/device_catalogue.h"
 #include "tests/cuda/cuda_training_run.h"
 
 namespace trainrt::testing {
@@ -141,6 +142,32 @@ TEST_F(CudaTrainingTest, AllDeviceMemoryIsTheArena) {
   const int64_t arena = last_step().at("peak_bytes").at(0);
   EXPECT_GT(arena, 0);
   EXPECT_LE(cuda_double::most_bytes_in_use(0), arena + kBytesBesideArena);
+}
+
+// A GPU of the catalogue is planned for: what would not fit at once is cut into micro-batches, and
+// what fits in no way is told before anything is allocated.
+TEST_F(CudaTrainingTest, AKnownGpuIsPlannedFor) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const std::vector<std::string> steps = {"--steps", "1", "--batch-size", "64"};
+  const Course whole = train(path, kGpu, steps);
+  const int64_t arena = last_step().at("peak_bytes").at(0);
+  const int64_t reserved = find_device("H100-SXM5-80GB").device.reserved_bytes;
+  const auto h100_of = [&](int64_t bytes) {
+    cuda_double::reset(
+        {.memory_bytes = static_cast<size_t>(bytes), .device_name = "NVIDIA H100 80GB HBM3"});
+  };
+  h100_of(reserved + arena * 3 / 4);
+  const Course cut = train(path, kGpu, steps);
+  expect_near(cut, whole, 1e-5);
+  EXPECT_LT(last_step().at("peak_bytes").at(0), arena);
+  h100_of(reserved + arena / 50);
+  try {
+    train(path, kGpu, steps);
+    ADD_FAILURE() << "it fitted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInfeasiblePlan);
+    EXPECT_THAT(error.what(), HasSubstr("lacks"));
+  }
 }
 
 TEST_F(CudaTrainingTest, EveryOrderOfStreamsGivesEqualBits) {

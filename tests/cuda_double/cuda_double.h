@@ -30,7 +30,8 @@ struct Options {
   int compute_major = 9, compute_minor = 0;
   size_t memory_bytes = size_t{1} << 30;  // per device
   int driver_version = 13000;
-  uint64_t seed = 0;  // of the orders of streams
+  std::string device_name = {};  // of all; empty: "double 0", "double 1" ...
+  uint64_t seed = 0;        // of the orders of streams
   // Work whose stream waits for an event runs without waiting for the event of this number (counted
   // from 1 over all cudaStreamWaitEvent calls). 0: none. For testing that tests notice.
   int64_t drop_wait = 0;

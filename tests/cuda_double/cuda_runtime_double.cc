@@ -343,7 +343,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     return result(cudaErrorInvalidDevice);
   }
   std::memset(properties, 0, sizeof(*properties));
-  std::snprintf(properties->name, sizeof(properties->name), "double %d", device);
+  const std::string& given = options().device_name;
+  const std::string name = given.empty() ? "double " + std::to_string(device) : given;
+  std::snprintf(properties->name, sizeof(properties->name), "%s", name.c_str());
   properties->uuid.bytes[0] = static_cast<char>(device + 1);
   properties->major = state().options.compute_major;
   properties->minor = state().options.compute_minor;
