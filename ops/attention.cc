@@ -9,9 +9,12 @@
 // arXiv 2305.13245). Attributes: scale; causal = 1: query i sees keys 0 ... i; ratio, and then
 // those of ops/random_draw.h for the probabilities [..., h, sq, sk]; sequence_major, a flag for
 // each of q, k, v and y (and so their gradients): 1 where the tensor lies as [..., sequence, heads,
-// width], as projections leave it. mask is added to the scaled scores and broadcasts. lse is the
-// log of the sum of exponentials of a row's scores, float32 at least, from which the gradient finds
-// the probabilities again. It is an output for the gradient's sake alone.
+// width], as projections leave it. mask is added to the scaled scores and broadcasts; it is float32
+// at least, for 16 bits round the lowest of float32 to minus infinity and a row that is hidden
+// altogether to NaN. lse is the log of the sum of exponentials of a row's scores, float32 at least,
+// from which the gradient finds the probabilities again. It is an output for the gradient's sake
+// alone. Of a row hidden altogether it has not the digits to tell how many keys there are, so
+// under a mask the gradient makes probabilities add up to one.
 //
 // Found by fusion (ops/attention_fusion.cc) in MatMul, Softmax, MatMul.
 #include "ops/attention.h"
@@ -69,6 +72,14 @@ TensorTypes infer_forward(const OpContext& op) {
                     shape_string(op.input_shape(kMaskInput)),
                     " does not broadcast to ",
                     shape_string(scores));
+    TRAINRT_REQUIRE(op.input_dtype(kMaskInput) == statistic_dtype(op.input_dtype(0)),
+                    kInvalidModel,
+                    "FusedAttention: mask is ",
+                    dtype_name(op.input_dtype(kMaskInput)),
+                    " beside ",
+                    dtype_name(op.input_dtype(0)),
+                    " queries, wanted ",
+                    dtype_name(statistic_dtype(op.input_dtype(0))));
   }
   Shape y = q;
   y.back() = v.back();

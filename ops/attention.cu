@@ -23,11 +23,11 @@ namespace trainrt::attention {
 namespace {
 
 // What rows of scores go through: mask, causality and dropout. `index` is sample * heads + head.
-template <typename T>
+template <typename C>
 struct Rules {
   int64_t sq, sk;
   bool causal;
-  const T* mask;
+  const C* mask;
   int num_outer;  // dims of samples and heads
   int64_t outer[kMaxDims], mask_strides[kMaxDims], mask_row, mask_column;
   DeviceDraws draws;
@@ -36,7 +36,7 @@ struct Rules {
   double scale;  // of what dropout keeps
 
   TRAINRT_HOST_DEVICE int64_t visible(int64_t i) const { return causal && i + 1 < sk ? i + 1 : sk; }
-  TRAINRT_HOST_DEVICE const T* mask_of(int64_t index, int64_t i) const {
+  TRAINRT_HOST_DEVICE const C* mask_of(int64_t index, int64_t i) const {
     if (mask == nullptr) {
       return nullptr;
     }
@@ -47,11 +47,9 @@ struct Rules {
     }
     return mask + offset;
   }
-  template <typename C>
-  TRAINRT_HOST_DEVICE C masked(C score, const T* row, int64_t j) const {
-    return row == nullptr ? score : score + to_compute<C>(row[j * mask_column]);
+  TRAINRT_HOST_DEVICE C masked(C score, const C* row, int64_t j) const {
+    return row == nullptr ? score : score + row[j * mask_column];
   }
-  template <typename C>
   TRAINRT_HOST_DEVICE C dropped(C value, int64_t index, int64_t i, int64_t j) const {
     if (!drops) {
       return value;
@@ -60,12 +58,12 @@ struct Rules {
   }
 };
 
-template <typename T>
-Rules<T> rules_of(const KernelContext& context, const Problem& p) {
-  Rules<T> rules{p.sq,
+template <typename C>
+Rules<C> rules_of(const KernelContext& context, const Problem& p) {
+  Rules<C> rules{p.sq,
                  p.sk,
                  p.causal,
-                 p.has_mask ? context.input<T>(kMaskInput) : nullptr,
+                 p.has_mask ? context.input<C>(kMaskInput) : nullptr,
                  static_cast<int>(p.probabilities.size()) - 2,
                  {},
                  {},
@@ -91,7 +89,7 @@ Rules<T> rules_of(const KernelContext& context, const Problem& p) {
 template <typename T>
 struct SoftmaxRow {
   using C = ComputeOf<T>;
-  Rules<T> rules;
+  Rules<C> rules;
   int64_t first;
   const C* scores;
   T* out;
@@ -101,8 +99,8 @@ struct SoftmaxRow {
     const int64_t index = first + r / rules.sq, i = r % rules.sq, n = rules.visible(i);
     const C* row = scores + r * rules.sk;
     T* to = out + r * rules.sk;
-    const Rules<T>& rule = rules;
-    const T* mask = rules.mask_of(index, i);
+    const Rules<C>& rule = rules;
+    const C* mask = rules.mask_of(index, i);
     const C max = team.reduce(
         n,
         -std::numeric_limits<C>::infinity(),
@@ -125,7 +123,7 @@ struct SoftmaxRow {
 template <typename T>
 struct GradRow {
   using C = ComputeOf<T>;
-  Rules<T> rules;
+  Rules<C> rules;
   int64_t sample, head, heads, e;  // of the first row
   Layout y_layout;
   const C* scores;
@@ -139,8 +137,8 @@ struct GradRow {
     const int64_t index = sample * heads + own_head;
     const int64_t y_at = sample * y_layout.sample + own_head * y_layout.head + i * y_layout.row;
     const GradRow& self = *this;
-    const Rules<T>& rule = rules;
-    const T* mask = rules.mask_of(index, i);
+    const Rules<C>& rule = rules;
+    const C* mask = rules.mask_of(index, i);
     // Sum of y dy = sum over keys of probability times its gradient.
     C mean = team_sum<C>(team, e, [&](int64_t c) {
       return to_compute<C>(self.y[y_at + c]) * to_compute<C>(self.dy[y_at + c]);
@@ -149,11 +147,15 @@ struct GradRow {
       mean -= dlse[index * rules.sq + i];
     }
     const C shift = lse[index * rules.sq + i];
+    const auto probability = [&](int64_t j) {
+      return vmath::exp(rule.masked(self.scores[r * rule.sk + j], mask, j) - shift);
+    };
+    const C total = mask == nullptr ? C(1) : team_sum<C>(team, n, probability);
     team.for_each(rules.sk, [&](int64_t j) {
       const int64_t at = r * rule.sk + j;
       C p = 0, grad = 0;
       if (j < n) {
-        p = vmath::exp(rule.masked(self.scores[at], mask, j) - shift);
+        p = probability(j) / total;
         grad = p * (rule.dropped(self.grads[at], index, i, j) - mean);
         p = rule.dropped(p, index, i, j);
       }
@@ -210,13 +212,6 @@ struct AddMaskGrad {
     }
     sums[m] = sum;
   }
-};
-
-template <typename T>
-struct StoreSum {
-  const ComputeOf<T>* sums;
-  T* out;
-  TRAINRT_HOST_DEVICE void operator()(int64_t i) const { out[i] = to_storage<T>(sums[i]); }
 };
 
 // A matrix of every head of a batch: how it lies, and how far apart the heads are.
@@ -360,7 +355,7 @@ void for_each_chunk(const Problem& p, const DeviceScratch& cut, const Fn& fn) {
 }
 
 std::span<std::byte> cublas_room(const KernelContext& context, const DeviceScratch& cut) {
-  return context.workspace().subspan(static_cast<size_t>(cut.arrays() + cut.mask));
+  return context.workspace().subspan(static_cast<size_t>(cut.arrays()));
 }
 
 template <typename T>
@@ -374,7 +369,7 @@ void forward(KernelContext& context,
   T* probabilities =
       cut.narrow > 0 ? reinterpret_cast<T*>(base + cut.wide) : reinterpret_cast<T*>(scores);
   const std::span<std::byte> room = cublas_room(context, cut);
-  const Rules<T> rules = rules_of<T>(context, p);
+  const Rules<C> rules = rules_of<C>(context, p);
   for_each_chunk(p, cut, [&](const Chunk& chunk) {
     const Views<T> views(p, chunk);
     const int64_t n = chunk.num_kv_heads;
@@ -446,16 +441,13 @@ void backward(KernelContext& context,
   T* dropped = cut.narrow > 0 ? reinterpret_cast<T*>(narrow) : reinterpret_cast<T*>(scores);
   T* score_grads =
       cut.narrow > 0 ? reinterpret_cast<T*>(narrow + cut.narrow) : reinterpret_cast<T*>(grads);
-  C* mask_sums = reinterpret_cast<C*>(base + cut.arrays());
   const std::span<std::byte> room = cublas_room(context, cut);
-  const Rules<T> rules = rules_of<T>(context, p);
-  T* dmask = p.has_mask ? context.output<T>(kMaskInput) : nullptr;
+  const Rules<C> rules = rules_of<C>(context, p);
+  C* dmask = p.has_mask ? context.output<C>(kMaskInput) : nullptr;
   const int64_t mask_size = dmask != nullptr ? num_elements(context.output_shape(kMaskInput)) : 0;
   if (dmask != nullptr) {
-    TRAINRT_CUDA_CHECK(cudaMemsetAsync(mask_sums,
-                                       0,
-                                       static_cast<size_t>(mask_size) * sizeof(C),
-                                       cuda_context(context).cuda_stream()));
+    TRAINRT_CUDA_CHECK(cudaMemsetAsync(
+        dmask, 0, static_cast<size_t>(mask_size) * sizeof(C), cuda_context(context).cuda_stream()));
   }
   for (const int keys : {1, 2}) {  // without queries nothing is added to their gradients
     if (p.heads == 0 && context.has_output(keys)) {
@@ -506,7 +498,7 @@ void backward(KernelContext& context,
                             dropped,
                             score_grads});
     if (dmask != nullptr) {
-      launch(context, mask_size, mask_grad_of(p, chunk, grads, mask_sums));
+      launch(context, mask_size, mask_grad_of(p, chunk, grads, dmask));
     }
     for (int64_t r = 0; r < p.group(); ++r) {
       // The heads of a group add to one dk and dv.
@@ -537,9 +529,6 @@ void backward(KernelContext& context,
       }
     }
   });
-  if (dmask != nullptr) {
-    launch(context, mask_size, StoreSum<T>{mask_sums, dmask});
-  }
 }
 
 // Products and softmax apart, where no fused engine takes the node.

@@ -297,8 +297,11 @@ bool fuse(FusionContext& f) {
     attributes.set("sequence_major", match.sequence_major);
   }
   std::vector<ValueId> inputs = {match.q, match.k, match.v};
-  if (match.mask != kNoValue) {
-    inputs.push_back(match.mask);
+  if (match.mask != kNoValue) {  // of files stored in 16 bits, too, it is wide
+    const DType dtype = f.graph().value(match.mask).type.dtype;
+    inputs.push_back(dtype_bytes(dtype) == 2
+                         ? f.op("Cast", {match.mask}, {{"to", std::string("float32")}})
+                         : match.mask);
   }
   f.replace(root.outputs[0], f.op("FusedAttention", inputs, attributes));
   return true;

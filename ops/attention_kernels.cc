@@ -160,9 +160,9 @@ void clear_rows(Rows<C> rows, int64_t count, int64_t width) {
 }
 
 // Scales and masks one row of scores, -inf from `visible` to the end of the vector.
-template <typename C, typename T>
+template <typename C>
 void finish_scores(
-    const Problem& p, const T* mask, int64_t index, int64_t i, C* row, int64_t visible) {
+    const Problem& p, const C* mask, int64_t index, int64_t i, C* row, int64_t visible) {
   const C scale = static_cast<C>(p.scale);
   const int64_t end = whole_vectors<C>(visible);
 #pragma omp simd
@@ -170,14 +170,14 @@ void finish_scores(
     row[j] *= scale;
   }
   if (mask != nullptr) {
-    const T* mask_row = mask + p.mask_offset(index, i);
+    const C* mask_row = mask + p.mask_offset(index, i);
     if (p.mask_strides.back() == 1) {
 #pragma omp simd
       for (int64_t j = 0; j < visible; ++j) {
-        row[j] += load<C>(mask_row[j]);
+        row[j] += mask_row[j];
       }
     } else {  // a constant for the row
-      const C value = load<C>(mask_row[0]);
+      const C value = mask_row[0];
 #pragma omp simd
       for (int64_t j = 0; j < end; ++j) {
         row[j] += value;
@@ -240,7 +240,7 @@ void forward_block(KernelContext& op,
   for (int64_t i = begin; i < end; ++i) {
     C* row = scratch.scores + (i - begin) * ld;
     const int64_t visible = p.visible(i), whole = whole_vectors<C>(visible);
-    finish_scores(p, op.input<T>(kMaskInput), index, i, row, visible);
+    finish_scores(p, op.input<C>(kMaskInput), index, i, row, visible);
     const C max = vector_max(row, whole);
     const double sum = exponentials(row, whole, max);
     std::fill(row + whole, row + whole_vectors<C>(n), C(0));
@@ -324,11 +324,14 @@ void score_gradients(KernelContext& op,
     C* grad = scratch.grads + (i - begin) * ld;
     C* dropped = scratch.dropped + (i - begin) * ld;
     const int64_t visible = p.visible(i), whole = whole_vectors<C>(visible);
-    finish_scores(p, op.input<T>(kMaskInput), index, i, row, visible);
-    const C shift = lse[i];
+    finish_scores(p, op.input<C>(kMaskInput), index, i, row, visible);
+    const double sum = exponentials(row, whole, lse[i]);
+    if (p.has_mask) {
+      const C factor = static_cast<C>(1 / sum);
 #pragma omp simd
-    for (int64_t j = 0; j < whole; ++j) {
-      row[j] = vmath::exp_nonpositive(row[j] - shift);
+      for (int64_t j = 0; j < whole; ++j) {
+        row[j] *= factor;
+      }
     }
     if (random != nullptr) {
       const int64_t draw = index * p.sq + i;
@@ -480,43 +483,28 @@ void backward_head(KernelContext& op,
   }
 }
 
-// Bytes at the start of the workspace in which the mask's gradient of 16-bit tensors is summed.
-template <typename T, typename C, typename Context>
-int64_t mask_sum_bytes(const Context& op) {
-  if (std::is_same_v<T, C> || !op.has_output(kMaskInput)) {
-    return 0;
-  }
-  const int64_t bytes = num_elements(op.input_shape(kMaskInput)) * static_cast<int64_t>(sizeof(C));
-  return (bytes + 63) / 64 * 64;
-}
-
 template <typename T, typename C>
 void backward(KernelContext& op) {
   const Problem p = problem_of(op);
-  const bool mask_grad = op.has_output(kMaskInput);
-  const Units units(p, mask_grad);
+  C* const dmask = op.output<C>(kMaskInput);
+  const Units units(p, dmask != nullptr);
   const Cut work = cut(units.count(), op.device().spec().threads);
-  const int64_t sum_bytes = mask_sum_bytes<T, C>(op);
   const int64_t bytes = Scratch<T, C>(p, nullptr, true).bytes;
-  const int64_t mask_size = mask_grad ? num_elements(op.input_shape(kMaskInput)) : 0;
-  T* dmask_out = mask_grad ? op.output<T>(kMaskInput) : nullptr;
-  const Rows<C> dmask =
-      rows_to_write(dmask_out, mask_size, mask_size, reinterpret_cast<C*>(op.workspace().data()));
-  std::fill_n(dmask.data, mask_size, C(0));
+  if (dmask != nullptr) {
+    std::fill_n(dmask, num_elements(op.output_shape(kMaskInput)), C(0));
+  }
   const RandomRows random_rows(op, p.probabilities);
   const RandomRows* random = p.ratio > 0 ? &random_rows : nullptr;
   op.parallel_for(units.count(), work.grain, [&](int64_t first, int64_t last) {
-    const Scratch<T, C> scratch(
-        p, op.workspace().data() + sum_bytes + first / work.grain * bytes, true);
+    const Scratch<T, C> scratch(p, op.workspace().data() + first / work.grain * bytes, true);
     for (int64_t unit = first; unit < last; ++unit) {
       for (int64_t s = unit / units.heads; s < p.samples; s += units.samples) {
         for (int64_t h = unit % units.heads; h < p.kv_heads; h += units.heads) {
-          backward_head(op, p, s, h, mask_grad ? dmask.data : nullptr, random, scratch);
+          backward_head(op, p, s, h, dmask, random, scratch);
         }
       }
     }
   });
-  write_back(dmask, dmask_out, mask_size, 1, mask_size);
 }
 
 }  // namespace
@@ -540,8 +528,7 @@ int64_t backward_workspace(const OpContext& op, const DeviceSpec& spec) {
   const int64_t tasks = cut(Units(p, op.has_output(kMaskInput)).count(), spec.threads).tasks;
   return dispatch_real(op.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    return mask_sum_bytes<T, Compute<T>>(op) +
-           tasks * Scratch<T, Compute<T>>(p, nullptr, true).bytes;
+    return tasks * Scratch<T, Compute<T>>(p, nullptr, true).bytes;
   });
 }
 

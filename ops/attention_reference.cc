@@ -52,8 +52,8 @@ Row probabilities(const KernelContext& op,
     }
     score *= p.scale;
     if (p.has_mask) {
-      score += load<double>(
-          op.input<T>(kMaskInput)[p.mask_offset(at.index, at.i) + j * p.mask_strides.back()]);
+      score += static_cast<double>(op.input<Compute<T>>(
+          kMaskInput)[p.mask_offset(at.index, at.i) + j * p.mask_strides.back()]);
     }
     row.plain[static_cast<size_t>(j)] = score;
     max = std::max(max, score);
@@ -63,8 +63,15 @@ Row probabilities(const KernelContext& op,
     sum += std::exp(score - max);
   }
   row.lse = lse != nullptr ? static_cast<double>(*lse) : max + std::log(sum);
+  double total = 0;
   for (double& value : row.plain) {
     value = std::exp(value - row.lse);
+    total += value;
+  }
+  if (p.has_mask) {
+    for (double& value : row.plain) {
+      value /= total;
+    }
   }
   row.dropped = row.plain;
   if (p.ratio > 0) {
@@ -137,10 +144,13 @@ void backward_plain(KernelContext& op) {
       }
     }
   }
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kMaskInput; ++i) {
     for (size_t j = 0; op.has_output(i) && j < sums[i].size(); ++j) {
       op.output<T>(i)[j] = store<T>(sums[i][j]);
     }
+  }
+  for (size_t j = 0; op.has_output(kMaskInput) && j < dmask.size(); ++j) {
+    op.output<Compute<T>>(kMaskInput)[j] = static_cast<Compute<T>>(dmask[j]);
   }
 }
 

@@ -8,6 +8,7 @@
 // up. A result that the graph gives out is cast back, so losses are built on float32.
 #include "graph/passes/precision.h"
 
+#include <cmath>
 #include <map>
 
 #include "graph/graph_builder.h"
@@ -98,6 +99,28 @@ Graph convert_floats(const Graph& graph, DType to) {
 
 namespace {
 
+// Inputs that kernels want in float32 beside 16-bit ones: an attention's mask.
+bool stays_full(const Node& node, size_t input) {
+  return node.op_type == "FusedAttention" && input == 3;
+}
+
+// Finite numbers stay finite: what masks mean by the lowest of float32 hides a score, but a row
+// that is hidden altogether must not be of infinities alone, whose softmax is no number.
+Tensor cast_finite(const Tensor& wide, DType to) {
+  Tensor narrow = wide.cast(to);
+  const std::vector<double> numbers = wide.to_double();
+  std::vector<double> rounded = narrow.to_double();
+  const double most = to == DType::kFloat16 ? 65504 : 0x1.fep127;
+  bool changed = false;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (std::isinf(rounded[i]) && std::isfinite(numbers[i])) {
+      rounded[i] = std::copysign(most, numbers[i]);
+      changed = true;
+    }
+  }
+  return changed ? Tensor::from(rounded, wide.shape()).cast(to) : narrow;
+}
+
 class Lowering {
  public:
   Lowering(const Graph& graph, DType low)
@@ -173,7 +196,7 @@ class Lowering {
     const Tensor constant = result_.value(id).constant;  // known now: no node of every step
     const ValueId result =
         constant.defined()
-            ? result_.add_constant(result_.unique_value_name(name), constant.cast(to))
+            ? result_.add_constant(result_.unique_value_name(name), cast_finite(constant, to))
             : builder_.op("Cast",
                           {id},
                           {{"to", std::string(dtype_name(to))}},
@@ -191,7 +214,9 @@ class Lowering {
     std::vector<ValueId> inputs;
     bool activation = false;
     for (const ValueId input : node.inputs) {
-      inputs.push_back(input == kNoValue ? kNoValue : cast(map_[index(input)], type));
+      const bool stays = stays_full(node, inputs.size());
+      inputs.push_back(
+          input == kNoValue ? kNoValue : cast(map_[index(input)], stays ? DType::kFloat32 : type));
       activation = activation || (input != kNoValue && is_activation_[index(input)]);
     }
     std::vector<std::string> names;

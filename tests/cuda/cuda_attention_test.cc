@@ -1,6 +1,8 @@
 // Which attention goes to cuDNN's fused engines, and that it is the same attention.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "graph/evaluator.h"
 #include "graph/op_def.h"
 #include "runtime/load_cuda.h"
@@ -20,6 +22,7 @@ struct Case {
   std::optional<int64_t> workspace_cap = std::nullopt;
   std::optional<Shape> mask = std::nullopt;
   bool fused = true;
+  bool hides_sample = false;  // all keys of the mask's second sample
 };
 
 class CudaAttentionTest : public ::testing::TestWithParam<Case> {
@@ -36,6 +39,11 @@ class CudaAttentionTest : public ::testing::TestWithParam<Case> {
     example.inputs = {type(c.q), type(c.k), type(c.v)};
     if (c.mask) {
       example.inputs.push_back(type(*c.mask));
+    }
+    if (c.hides_sample) {
+      std::vector<float> mask(static_cast<size_t>(num_elements(*c.mask)), 0.0f);
+      std::fill(mask.begin() + c.mask->back(), mask.end(), std::numeric_limits<float>::lowest());
+      example.values = {{}, {}, {}, Tensor::from(mask, *c.mask)};
     }
     return example;
   }
@@ -76,6 +84,7 @@ TEST_P(CudaAttentionTest, ForwardAndGradientAreThoseOfTheCpu) {
 
   OpExample more = example(c);
   more.inputs.resize(3);
+  more.values.clear();
   if (c.mask) {
     more.inputs.push_back({DType::kFloat32, *c.mask});
   } else {
@@ -144,6 +153,17 @@ INSTANTIATE_TEST_SUITE_P(
                            std::nullopt,
                            Shape{2, 1, 1, 9},
                            false},
+                      Case{"hidden_altogether",
+                           {2, 2, 9, 8},
+                           {2, 2, 9, 8},
+                           {2, 2, 9, 8},
+                           false,
+                           {0, 0, 0, 0},
+                           DType::kFloat16,
+                           std::nullopt,
+                           Shape{2, 1, 1, 9},
+                           false,
+                           true},
                       Case{"float32",
                            {2, 2, 9, 8},
                            {2, 2, 9, 8},

@@ -238,6 +238,35 @@ TEST_F(AttentionFusionTest, OtherMasksStayInputs) {
   EXPECT_EQ(fused.node(0).inputs.size(), 4u);
 }
 
+// Exporters hide keys by the type's lowest number; where all keys of a row are hidden, all have one
+// score, and the log of their sum has no digits left for their number.
+TEST_F(AttentionFusionTest, ARowHiddenAltogetherKeepsItsGradients) {
+  std::vector<double> data(12, 0.0);
+  std::fill_n(data.begin() + 6, 6, std::numeric_limits<double>::lowest());
+  const ValueId mask = b_.constant(Tensor::from(data, {2, 1, 1, 6}));
+  const Graph fused = expect_fused(attend(b_.add(mask, scores())), "FusedAttention");
+  EXPECT_EQ(fused.node(0).inputs.size(), 4u);
+}
+
+TEST_F(AttentionFusionTest, AMaskOfA16BitFileIsReadInFloat32) {
+  const ValueId mask = b_.constant(Tensor(DType::kFloat64, {2, 1, 1, 6}));
+  graph_.outputs() = {attend(b_.add(scores(), mask))};
+  for (ValueId id = 0; id < graph_.num_values(); ++id) {
+    Value& value = graph_.value(id);
+    value.type.dtype = DType::kBFloat16;
+    value.constant = value.constant.defined() ? value.constant.cast(DType::kBFloat16) : Tensor();
+  }
+  run_fusions(graph_);
+  verify(graph_, "after fusion");
+  ASSERT_EQ(count(graph_, "FusedAttention"), 1);
+  for (const Node& node : graph_.nodes()) {
+    if (node.op_type == "FusedAttention") {
+      EXPECT_EQ(graph_.value(node.inputs[0]).type.dtype, DType::kBFloat16);
+      EXPECT_EQ(graph_.value(node.inputs[3]).type.dtype, DType::kFloat32);
+    }
+  }
+}
+
 TEST_F(AttentionFusionTest, TransposesOfHeadsAndSequenceDisappear) {
   // [batch, seq, heads, width], as projections leave them.
   const ValueId query = parameter("query", {2, 6, 3, 4}), key = parameter("key", {2, 6, 3, 4});

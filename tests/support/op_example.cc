@@ -48,6 +48,9 @@ Tensor draw(const TensorType& type, const OpExample& example, std::mt19937_64& g
 
 // Inputs that are float32 beside 16-bit ones, too.
 bool is_statistic(const std::string& op, size_t input) {
+  if (op == "FusedAttention" || op == "FusedAttentionGrad") {
+    return input == 3 || input == 5 || input == 7;  // mask, lse, dlse
+  }
   return input >= 3 && (op == "LayerNormGrad" || op == "RMSNormGrad" || op == "GroupNormGrad");
 }
 
