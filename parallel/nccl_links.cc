@@ -2,7 +2,9 @@
 // time of a communicator.
 #include "parallel/nccl_links.h"
 
+#include <algorithm>
 #include <exception>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -21,6 +23,28 @@ constexpr std::chrono::milliseconds kSpinTime{1};
 constexpr std::chrono::microseconds kStartPoll{200};
 constexpr std::chrono::milliseconds kNoticeTime{1000};  // for the notice of who failed first
 constexpr std::chrono::milliseconds kCloseTime{5000};   // a rank may still be writing files
+// What the driver is given to answer beyond the deadline, at most as long again: it may be busy.
+constexpr std::chrono::milliseconds kDriverTime{10000};
+
+// With what NCCL says of its last error, wherever that was: "unhandled cuda error" alone is the
+// same for want of memory and for a broken GPU.
+std::string reason_of(ncclResult_t result) {
+  const char* last = ncclGetLastError(nullptr);
+  const bool is_known = last != nullptr && *last != 0;
+  size_t free_bytes = 0, total_bytes = 0;
+  if (result == ncclUnhandledCudaError &&
+      cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+    return concat(ncclGetErrorString(result),
+                  is_known ? concat(" (its last error: ", last, ")") : "",
+                  "; ",
+                  free_bytes,
+                  " of the GPU's ",
+                  total_bytes,
+                  " bytes are free");
+  }
+  return concat(ncclGetErrorString(result),
+                is_known ? concat(" (its last error: ", last, ")") : "");
+}
 
 }  // namespace
 
@@ -29,7 +53,8 @@ NcclLinks::NcclLinks(Communicator& group, int device, std::chrono::milliseconds 
       device_(device),
       deadline_(deadline),
       exceptions_(std::uncaught_exceptions()),
-      watcher_([this] { watch(); }) {}
+      watcher_([this] { watch(); }),
+      guard_([this](const std::stop_token& stopped) { guard(stopped); }) {}
 
 NcclLinks::~NcclLinks() {
   {
@@ -38,6 +63,7 @@ NcclLinks::~NcclLinks() {
   }
   changed_.notify_all();
   watcher_.join();
+  guard_ = std::jthread();
   static_cast<void>(cudaSetDevice(device_));
   const bool fails =
       std::uncaught_exceptions() > exceptions_ || !failure().empty() || !group_.failure().empty();
@@ -128,7 +154,7 @@ void NcclLinks::finish(Link& link, ncclResult_t result, const std::string& name)
     }
   }
   if (result != ncclSuccess) {
-    report(concat(name, ": ", ncclGetErrorString(result)));
+    report(concat(name, ": ", reason_of(result)));
   }
   throw_failure();
 }
@@ -165,12 +191,17 @@ void NcclLinks::watch() {
   std::unique_lock lock(mutex_);
   while (!closing_ && failure_.empty()) {
     if (calls_.empty()) {
+      alive_ = 0;
       changed_.wait(lock);
       continue;
     }
-    const std::string reason = look();
+    alive_ = Clock::now().time_since_epoch().count();
+    const std::string reason = look(lock);
     lock.unlock();
     const std::string others = group_.failure();
+    if (!others.empty() || !reason.empty()) {
+      alive_ = 0;  // what follows takes its time, and tells the others by itself
+    }
     if (!others.empty()) {
       give_up(others);
     } else if (!reason.empty()) {
@@ -181,38 +212,80 @@ void NcclLinks::watch() {
   }
 }
 
-// Takes note of calls that have ended; why the communicator must be given up, or nothing.
-std::string NcclLinks::look() {
+// Takes note of calls that have ended; why the communicator must be given up, or nothing. The
+// driver is asked without the lock: whoever must give up need not wait for its answer.
+std::string NcclLinks::look(std::unique_lock<std::mutex>& lock) {
   for (const Link& link : links_) {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked =
         link.comm == nullptr ? ncclSuccess : ncclCommGetAsyncError(link.comm, &state);
     if (asked != ncclSuccess || (state != ncclSuccess && state != ncclInProgress)) {
-      return ncclGetErrorString(asked != ncclSuccess ? asked : state);
+      return reason_of(asked != ncclSuccess ? asked : state);
     }
   }
-  std::set<size_t> busy;  // a call waits for those before it
-  for (auto call = calls_.begin(); call != calls_.end();) {
-    if (!busy.insert(call->link).second) {
-      call->started = Clock::now();
-      ++call;
-      continue;
+  // By link, number and event of the first: a call waits for those before it.
+  std::map<size_t, std::pair<int64_t, cudaEvent_t>> heads;
+  for (bool has_ended = true; has_ended;) {
+    heads.clear();
+    for (const Call& call : calls_) {
+      heads.try_emplace(call.link, call.number, call.done);
     }
-    const cudaError_t reached = cudaEventQuery(call->done);
-    if (reached == cudaErrorNotReady) {
-      if (Clock::now() - call->started > deadline_) {
-        return late(*call);
+    lock.unlock();
+    std::set<cudaEvent_t> ended;
+    cudaError_t failed = cudaSuccess;
+    for (const auto& [link, head] : heads) {
+      const cudaError_t reached = cudaEventQuery(head.second);
+      if (reached == cudaSuccess) {
+        ended.insert(head.second);
+      } else if (reached != cudaErrorNotReady) {
+        failed = reached;
       }
-      ++call;
-    } else if (reached != cudaSuccess) {
-      return cudaGetErrorString(reached);
-    } else {
-      busy.erase(call->link);
-      free_events_.push_back(call->done);
-      call = calls_.erase(call);
+    }
+    lock.lock();
+    if (failed != cudaSuccess) {
+      return cudaGetErrorString(failed);
+    }
+    has_ended = !ended.empty();
+    std::erase_if(calls_, [&ended](const Call& call) { return ended.count(call.done) != 0; });
+    free_events_.insert(free_events_.end(), ended.begin(), ended.end());
+  }
+  for (Call& call : calls_) {
+    const auto head = heads.find(call.link);
+    if (head == heads.end() || head->second.first != call.number) {
+      call.started = Clock::now();
+    } else if (Clock::now() - call.started > deadline_) {
+      return late(call);
     }
   }
   return "";
+}
+
+// Whether the watcher is alive. Publishing that it is not needs neither the driver nor the lock;
+// this process is then ended by whoever hears of it (runtime/failure_watch).
+void NcclLinks::guard(const std::stop_token& stopped) {
+  const std::chrono::milliseconds patience = deadline_ + std::min(deadline_, kDriverTime);
+  const std::chrono::milliseconds between_looks =
+      std::clamp<std::chrono::milliseconds>(patience / 8, kPoll, std::chrono::seconds(1));
+  std::mutex mutex;
+  std::condition_variable_any woken;
+  std::unique_lock lock(mutex);
+  while (!woken.wait_for(lock, stopped, between_looks, [] { return false; }) &&
+         !stopped.stop_requested()) {
+    const Clock::rep alive = alive_;
+    if (alive != 0 && Clock::now() - Clock::time_point(Clock::duration(alive)) > patience) {
+      group_.abort(
+          concat("rank ",
+                 group_.rank(),
+                 " of ",
+                 group_.world_size(),
+                 " (NCCL): the driver of cuda:",
+                 device_,
+                 " has not answered within ",
+                 patience.count(),
+                 " ms; nvidia-smi and the kernel's log may tell what is wrong with the GPU"));
+      return;
+    }
+  }
 }
 
 std::string NcclLinks::late(const Call& call) const {

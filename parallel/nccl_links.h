@@ -4,12 +4,14 @@
 // Calls are non-blocking: run() returns when the work is on its stream. An event behind each call
 // is watched by a thread, which gives all up when a call has not ended by the deadline, when NCCL
 // reports an error, and when the group knows of a failure; that ends this rank's waiting kernels,
-// and nobody else's.
+// and nobody else's. That thread asks the driver, which may never answer; a second one tells the
+// group then, and leaves it to others to end this process.
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -80,7 +82,8 @@ class NcclLinks {
   void finish(Link& link, ncclResult_t result, const std::string& name);
   void watch_call(Call call);
   void watch();
-  std::string look();
+  std::string look(std::unique_lock<std::mutex>& lock);
+  void guard(const std::stop_token& stopped);
   std::string late(const Call& call) const;
   void report(const std::string& reason);
   bool close() noexcept;
@@ -97,7 +100,10 @@ class NcclLinks {
   std::deque<Call> calls_;  // under way, in order
   std::vector<cudaEvent_t> free_events_;
   bool closing_ = false;
+  // When the watcher last said that it is alive; 0: it need not.
+  std::atomic<std::chrono::steady_clock::rep> alive_{0};
   std::thread watcher_;
+  std::jthread guard_;
 };
 
 }  // namespace trainrt

@@ -29,6 +29,7 @@ class HostRank : public Communicator {
       : device_(whole.device_), owned_(std::move(part)), own_(owned_.get()) {}
 
   Communicator& communicator() { return *own_; }
+  Communicator& world() { return *world_; }
   Device& device() { return *device_; }
   int rank() const override { return own_->rank(); }
   int world_size() const override { return own_->world_size(); }
@@ -290,6 +291,42 @@ TEST(CudaNcclTest, OnlySendersMakeIdentifiersForChannels) {
     EXPECT_EQ(cuda_double::num_identifiers(), 1 + 2);
     communicator.barrier();
   });
+  EXPECT_THAT(errors, Each(std::string()));
+}
+
+TEST(CudaNcclTest, ARefusalSaysWhatNcclSaidLast) {
+  const auto errors = run_ranks(kNccl, 1, kPatient, [](Communicator& communicator) {
+    HostRank& rank = host_rank(communicator);
+    const int64_t word = 1;
+    std::byte* there = rank.put(&word, sizeof(word));
+    cuda_double::fail_call(1);
+    rank.communicator().broadcast(there, sizeof(word), 0);
+  });
+  EXPECT_THAT(errors[0], HasSubstr("broadcast #0: internal error"));
+  EXPECT_THAT(errors[0], HasSubstr("its last error: ncclBroadcast went wrong"));
+}
+
+// Nothing ends then that needs the driver; the other ranks are told all the same.
+TEST(CudaNcclTest, ADriverThatDoesNotAnswerIsTold) {
+  const auto errors =
+      run_ranks(kNccl, 2, std::chrono::milliseconds(400), [](Communicator& communicator) {
+        HostRank& rank = host_rank(communicator);
+        const int64_t word = 1;
+        std::byte* there = rank.put(&word, sizeof(word));
+        rank.communicator().barrier();
+        if (rank.rank() == 0) {
+          cuda_double::block_queries(0);
+          rank.communicator().all_reduce(there, 1, DType::kInt64, ReductionKind::kSum);
+          return;
+        }
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (rank.world().failure().empty() && std::chrono::steady_clock::now() < end) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        const std::string told = rank.world().failure();
+        cuda_double::block_queries(-1);
+        EXPECT_THAT(told, HasSubstr("the driver of cuda:0 has not answered within 800 ms"));
+      });
   EXPECT_THAT(errors, Each(std::string()));
 }
 

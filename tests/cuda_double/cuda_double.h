@@ -28,7 +28,8 @@ namespace cuda_double {
 struct Options {
   int num_devices = 2;
   int compute_major = 9, compute_minor = 0;
-  size_t memory_bytes = size_t{1} << 30;  // per device
+  size_t memory_bytes = size_t{1} << 33;  // per device
+  size_t communicator_bytes = 0;          // that one of NCCL's takes when it connects ranks
   int driver_version = 13000;
   std::string device_name = {};  // of all; empty: "double 0", "double 1" ...
   uint64_t seed = 0;        // of the orders of streams
@@ -47,6 +48,10 @@ void fail_call(int64_t number);
 // Calls since fail_call() or reset(), and the name of the one that was made to fail.
 int64_t num_calls();
 std::string failed_call();
+
+// From now on cudaEventQuery does not return while this device is current, as when the driver waits
+// for a GPU that has broken. -1: it does.
+void block_queries(int device);
 
 // What a library's engine does against its user, from now on. Engines are cuDNN's "A0" and "A1" of
 // heuristic mode A, "F0" of its fallback; "graph" is any operation graph; cuBLASLt's are "L0",

@@ -67,6 +67,15 @@ size_t most_used_bytes(int device) {
   return most_used[static_cast<size_t>(device)];
 }
 
+bool take_bytes(int device, std::ptrdiff_t bytes, size_t memory_bytes) {
+  const size_t then = used[static_cast<size_t>(device)] + static_cast<size_t>(bytes);
+  if (bytes > 0 && then > memory_bytes) {
+    return false;
+  }
+  used[static_cast<size_t>(device)] = then;
+  return true;
+}
+
 size_t num_allocations() {
   return allocations.size();
 }

@@ -12,6 +12,8 @@ void reset_memory(int num_devices);
 cudaError_t allocate(void** to, size_t bytes, int device, bool host);
 cudaError_t release(void* data, bool host);
 size_t used_bytes(int device);
+// Memory of a library of its own: false when there is not as much. `bytes` may be below zero.
+bool take_bytes(int device, std::ptrdiff_t bytes, size_t memory_bytes);
 size_t most_used_bytes(int device);  // since reset_memory()
 size_t num_allocations();
 

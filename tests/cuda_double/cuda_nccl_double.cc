@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "graph/dtype.h"
@@ -74,6 +75,7 @@ struct ncclComm {
   int rank = 0, device = 0;
   int64_t calls = 0;
   bool finalized = false;
+  bool has_memory = false;  // of its connections
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
   std::vector<std::shared_ptr<Call>> begun;
   // Answered with "in progress": not on the stream yet.
@@ -216,6 +218,19 @@ bool takes_calls(const ncclComm* comm, cudaStream_t stream) {
          find_stream(stream)->capture == nullptr;
 }
 
+std::string last_error;
+
+// Connections take memory of the device, of which no call of CUDA's runtime tells.
+bool connect(ncclComm* comm) {
+  const auto bytes = static_cast<std::ptrdiff_t>(options().communicator_bytes);
+  if (!comm->has_memory && !take_bytes(comm->device, bytes, options().memory_bytes)) {
+    last_error = "Failed to CUDA calloc " + std::to_string(bytes) + " bytes";
+    return false;
+  }
+  comm->has_memory = true;
+  return true;
+}
+
 ncclResult_t begin(ncclComm* comm, cudaStream_t stream, const std::shared_ptr<Call>& call) {
   comm->begun.push_back(call);
   ++call->made;
@@ -253,6 +268,9 @@ ncclResult_t meet(ncclComm* comm, const Form& form, const Part& part, cudaStream
       (receives && !on_device(*comm, part.receive, received))) {
     return ncclInvalidArgument;
   }
+  if (!connect(comm)) {
+    return ncclUnhandledCudaError;
+  }
   auto& call = comm->group->calls[comm->calls++];
   if (call == nullptr) {
     call = new_call(form, ranks);
@@ -278,6 +296,9 @@ ncclResult_t transfer(ncclComm* comm,
   }
   if (!on_device(*comm, sends ? part.send : part.receive, count * bytes_of(type))) {
     return ncclInvalidArgument;
+  }
+  if (!connect(comm)) {
+    return ncclUnhandledCudaError;
   }
   Group::Transfers& lane = comm->group->transfers[{from, to}];
   const size_t number = sends ? lane.sent++ : lane.received++;
@@ -306,21 +327,30 @@ bool is_busy(ncclComm* comm) {
 
 void forget(ncclComm* comm) {
   count_alive("NCCL communicators", -1);
+  if (comm->has_memory) {
+    take_bytes(comm->device,
+               -static_cast<std::ptrdiff_t>(options().communicator_bytes),
+               options().memory_bytes);
+  }
   delete comm;
 }
 
 }  // namespace
 
-#define DOUBLE_ENTRY              \
-  const Lock lock;                \
-  if (enters_failure(__func__)) { \
-    return ncclInternalError;     \
+#define DOUBLE_ENTRY                                    \
+  const Lock lock;                                      \
+  if (enters_failure(__func__)) {                       \
+    last_error = std::string(__func__) + " went wrong"; \
+    return ncclInternalError;                           \
   }
 
 extern "C" {
 
 const char* ncclGetErrorString(ncclResult_t result) {
   return result == ncclInternalError ? "internal error (made to fail)" : "NCCL error of the double";
+}
+const char* ncclGetLastError(ncclComm_t) {
+  return last_error.c_str();
 }
 ncclResult_t ncclGetVersion(int* version) {
   DOUBLE_ENTRY

@@ -28,6 +28,7 @@ struct State {
   std::string failed, misuses;
   std::set<std::pair<int, std::string>> loaded;  // kernels by device
   int64_t loads_under_communication = 0;
+  int blocked_queries = -1;  // device
 };
 
 State& state() {
@@ -61,6 +62,7 @@ void reset(const Options& options) {
   s.misuses.clear();
   s.loaded.clear();
   s.loads_under_communication = 0;
+  s.blocked_queries = -1;
   s.products.clear();
   s.graphs.clear();
   s.faults.clear();
@@ -81,6 +83,11 @@ void fail_call(int64_t number) {
   state().calls = 0;
   state().fail_at = number;
   state().failed.clear();
+}
+
+void block_queries(int device) {
+  const Lock lock;
+  state().blocked_queries = device;
 }
 
 void set_fault(const std::string& engine, Fault fault) {
@@ -497,6 +504,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto known = find_event(event);
   if (known == nullptr) {
     return result(cudaErrorInvalidResourceHandle);
+  }
+  for (int waited = 0; state().blocked_queries == thread_device;) {
+    wait_for_others("cudaEventQuery", waited);
   }
   run_some();
   return known->is_done() ? cudaSuccess : cudaErrorNotReady;
