@@ -275,7 +275,10 @@ void drop_outputs(onnx::GraphProto& graph, const std::map<std::string, std::stri
 
 // ---- where the data goes
 
-void settle_data(onnx::ModelProto& model, const WeightFiles& files, const std::string& path) {
+// The file of weights, where they need one of their own.
+std::unique_ptr<WeightFile> settle_data(onnx::ModelProto& model,
+                                        const WeightFiles& files,
+                                        const std::string& path) {
   onnx::GraphProto& graph = *model.mutable_graph();
   int64_t bytes = 0;
   for (const onnx::TensorProto& tensor : graph.initializer()) {
@@ -302,9 +305,7 @@ void settle_data(onnx::ModelProto& model, const WeightFiles& files, const std::s
       weights->add(tensor, data.bytes(), [&data] { return data; });
     }
   }
-  if (weights != nullptr) {
-    weights->commit();
-  }
+  return weights;
 }
 
 }  // namespace
@@ -338,8 +339,8 @@ void export_trained(const OnnxModel& model,
   }
   put_values(graph, current);
   set_metadata(proto, metadata);
-  settle_data(proto, impl.files, path);
-  write_model_file(proto, path);
+  const std::unique_ptr<WeightFile> weights = settle_data(proto, impl.files, path);
+  write_model_file(proto, path, weights.get());
 }
 
 }  // namespace trainrt

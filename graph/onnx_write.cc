@@ -176,10 +176,7 @@ void write_onnx(const Graph& graph, const std::string& path, const ExportOptions
     const Value& value = graph.value(id);
     write_value_info(*proto.add_output(), value, output_batch_axis(graph, value), options);
   }
-  if (weights != nullptr) {
-    weights->commit();
-  }
-  write_model_file(model, path);
+  write_model_file(model, path, weights.get());
 }
 
 }  // namespace trainrt

@@ -39,9 +39,15 @@ void PendingFile::write(const void* data, int64_t bytes) {
   TRAINRT_REQUIRE(out_.good(), kIo, "writing '", path_, "' failed: ", std::strerror(errno));
 }
 
+void PendingFile::close() {
+  if (out_.is_open()) {
+    out_.close();
+    TRAINRT_REQUIRE(!out_.fail(), kIo, "writing '", path_, "' failed: ", std::strerror(errno));
+  }
+}
+
 void PendingFile::commit() {
-  out_.close();
-  TRAINRT_REQUIRE(!out_.fail(), kIo, "writing '", path_, "' failed: ", std::strerror(errno));
+  close();
   TRAINRT_REQUIRE(temporary_ == path_ || std::rename(temporary_.c_str(), path_.c_str()) == 0,
                   kIo,
                   "cannot rename '",
@@ -129,7 +135,7 @@ void set_metadata(onnx::ModelProto& model, const std::map<std::string, std::stri
   }
 }
 
-void write_model_file(const onnx::ModelProto& model, const std::string& path) {
+void write_model_file(const onnx::ModelProto& model, const std::string& path, WeightFile* weights) {
   const size_t bytes = model.ByteSizeLong();
   TRAINRT_REQUIRE(bytes < (size_t{1} << 31),
                   kInvalidArgument,
@@ -142,6 +148,10 @@ void write_model_file(const onnx::ModelProto& model, const std::string& path) {
   TRAINRT_CHECK(model.SerializeToString(&text), "'", path, "' does not serialize");
   PendingFile file(path);
   file.write(text.data(), static_cast<int64_t>(text.size()));
+  file.close();
+  if (weights != nullptr) {
+    weights->commit();
+  }
   file.commit();
 }
 

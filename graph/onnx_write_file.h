@@ -30,6 +30,7 @@ class PendingFile {
   PendingFile& operator=(const PendingFile&) = delete;
 
   void write(const void* data, int64_t bytes);  // throws kIo
+  void close();                                 // all is written; throws kIo
   void commit();                                // throws kIo
 
  private:
@@ -70,6 +71,9 @@ class WeightFile {
 // Entries of the model's metadata; those of the same keys are replaced.
 void set_metadata(onnx::ModelProto& model, const std::map<std::string, std::string>& entries);
 
-void write_model_file(const onnx::ModelProto& model, const std::string& path);
+// `weights` (may be null) get their name when the model is written too, and so do both or none.
+void write_model_file(const onnx::ModelProto& model,
+                      const std::string& path,
+                      WeightFile* weights = nullptr);
 
 }  // namespace trainrt

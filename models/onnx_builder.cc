@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <thread>
+#include <vector>
 
 #include "graph/random.h"
 
@@ -10,16 +12,16 @@ namespace trainrt {
 
 namespace {
 
-// Element i of a weight depends on (seed, name, i) alone, so any piece of it can be drawn anywhere.
-Tensor draw(uint64_t key, const Shape& shape, const std::string& kind, double parameter) {
-  Tensor tensor(DType::kFloat32, shape);
+// Elements [2 * first, 2 * last) of a weight, as far as there are such.
+void draw_blocks(uint64_t key,
+                 const std::string& kind,
+                 double parameter,
+                 int64_t first,
+                 int64_t last,
+                 Tensor& tensor) {
   float* data = tensor.data<float>();
   const int64_t count = tensor.num_elements();
-  if (kind == "fill") {
-    std::fill(data, data + count, static_cast<float>(parameter));
-    return tensor;
-  }
-  for (int64_t block = 0; block * 2 < count; ++block) {
+  for (int64_t block = first; block < last; ++block) {
     const RandomBlock words = philox(key, static_cast<uint64_t>(block), 0);
     for (int64_t i = 0; i < 2 && block * 2 + i < count; ++i) {
       const uint32_t a = words[static_cast<size_t>(2 * i)];
@@ -28,6 +30,32 @@ Tensor draw(uint64_t key, const Shape& shape, const std::string& kind, double pa
       data[block * 2 + i] = static_cast<float>(parameter * unit);
     }
   }
+}
+
+// Element i of a weight depends on (seed, name, i) alone, so any piece of it can be drawn anywhere:
+// a large one by all cores.
+Tensor draw(uint64_t key, const Shape& shape, const std::string& kind, double parameter) {
+  Tensor tensor(DType::kFloat32, shape);
+  float* data = tensor.data<float>();
+  const int64_t count = tensor.num_elements();
+  if (kind == "fill") {
+    std::fill(data, data + count, static_cast<float>(parameter));
+    return tensor;
+  }
+  constexpr int64_t kLeastOfThread = 1 << 17;  // blocks; milliseconds of work
+  const int64_t blocks = (count + 1) / 2;
+  const int64_t threads = std::clamp<int64_t>(
+      blocks / kLeastOfThread, 1, std::max(1u, std::thread::hardware_concurrency()));
+  const auto draw_part = [&](int64_t part) {
+    draw_blocks(
+        key, kind, parameter, blocks * part / threads, blocks * (part + 1) / threads, tensor);
+  };
+  std::vector<std::jthread> others;
+  for (int64_t part = 1; part < threads; ++part) {
+    others.emplace_back(draw_part, part);
+  }
+  draw_part(0);
+  others.clear();
   return tensor;
 }
 

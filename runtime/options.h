@@ -102,6 +102,7 @@ struct Options {
           image = 0, channels = 0;
   double dropout = -1;
   bool symbolic_seq = false;
+  bool external_weights = false;
 
   // Not the user's to say: ranks on several GPUs are threads of one process, for tests on a double
   // of CUDA's libraries.

@@ -2,10 +2,14 @@
 #include "models/model.h"
 
 #include <cstdio>
+#include <filesystem>
 
 #include "graph/base/error.h"
 #include "graph/onnx_export.h"
+#include "graph/output_path.h"
 #include "runtime/commands/command.h"
+#include "runtime/metrics.h"
+#include "runtime/signals.h"
 
 namespace trainrt {
 
@@ -100,24 +104,83 @@ std::string listed(const std::vector<std::string>& names) {
   return text + line + "\n";
 }
 
+// Told before hours of writing, not after.
+void require_room(const std::string& file, int64_t bytes) {
+  const OutputPath place = resolve_output(file, concat("'", file, "'"));
+  if (place.is_stream) {
+    return;  // writing will tell
+  }
+  const std::filesystem::path folder = std::filesystem::path(place.path).parent_path();
+  std::error_code error;
+  const std::filesystem::space_info space =
+      std::filesystem::space(folder.empty() ? "." : folder, error);
+  TRAINRT_REQUIRE(error || static_cast<uintmax_t>(bytes) <= space.available,
+                  kIo,
+                  "the weights take ",
+                  bytes_text(bytes),
+                  ", and where '",
+                  file,
+                  "' would lie ",
+                  bytes_text(static_cast<int64_t>(space.available)),
+                  " are free: free some, write elsewhere, or leave out --external-weights (plan "
+                  "and inspect do without weights)");
+}
+
+// Thrown between two tensors.
+struct Stopped {};
+
+// Weights of any size in a file of their own: each tensor is drawn when its turn comes. A signal
+// ends that so that no half file is left.
+void write_weights_beside(Graph& graph, const std::string& path, const ExportOptions& how) {
+  const int64_t bytes = weight_bytes(graph);
+  const std::string file = path + ".weights";
+  require_room(file, bytes);
+  std::fprintf(stderr, "writing %s of weights to %s\n", bytes_text(bytes).c_str(), file.c_str());
+  for (const ValueKind kind : {ValueKind::kParameter, ValueKind::kState}) {
+    for (const ValueId id : graph.values_of_kind(kind)) {
+      graph.value(id).source.load = [load = graph.value(id).source.load] {
+        if (stop_signal() != 0) {
+          throw Stopped();
+        }
+        return load();
+      };
+    }
+  }
+  catch_stop_signals();
+  defer_stop_signals();
+  write_onnx(graph, path, how);
+}
+
 int write_model(const Options& options) {
   TRAINRT_REQUIRE(!options.output_file.empty(),
                   kInvalidArgument,
                   "'trainrt model' wants -o FILE.onnx to write to");
-  const Graph graph = build_model(spec_from(options));
+  Graph graph = build_model(spec_from(options));
   const int64_t bytes = weight_bytes(graph);
+  const std::string& path = options.output_file;
   ExportOptions how;
-  // A model beyond that size is there to be planned and inspected: its weights are not written.
-  how.external_weights = bytes >= kMaxInlineBytes;
-  how.write_weights = !how.external_weights;
   how.sequence_symbol = options.symbolic_seq ? "sequence" : "";
-  write_onnx(graph, options.output_file, how);
+  how.external_weights = options.external_weights || bytes >= kMaxInlineBytes;
+  // A model beyond that size is mostly there to be planned and inspected.
+  how.write_weights = options.external_weights || !how.external_weights;
+  if (options.external_weights) {
+    try {
+      write_weights_beside(graph, path, how);
+    } catch (const Stopped&) {
+      std::fprintf(stderr, "stopped by a signal: nothing is written\n");
+      return 128 + stop_signal();
+    }
+  } else {
+    write_onnx(graph, path, how);
+  }
+  const std::string left_out =
+      concat(" (weights left out: ", bytes_text(bytes), "; --external-weights writes them)");
   std::fprintf(stderr,
                "wrote %s: %s, %s parameters%s\n",
-               options.output_file.c_str(),
+               path.c_str(),
                options.arguments[0].c_str(),
                count_text(bytes / 4).c_str(),
-               how.write_weights ? "" : " (weights left out: too large for one file)");
+               how.write_weights ? "" : left_out.c_str());
   return 0;
 }
 

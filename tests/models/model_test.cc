@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "graph/base/error.h"
+#include "graph/random.h"
 
 namespace trainrt {
 namespace {
@@ -79,6 +82,20 @@ TEST(ModelTest, WeightsDependOnSeedAndNameAlone) {
   EXPECT_TRUE(identical(first, weight(build_model(spec, 7))));
   spec.seed = 1;
   EXPECT_FALSE(identical(first, weight(build_model(spec, 1))));
+}
+
+// Also where several threads draw it.
+TEST(ModelTest, EachElementOfALargeWeightIsDrawnByItself) {
+  const Graph graph = build_model(named_model("mlp"));
+  const Value& value = graph.value(*graph.find_value("fc2.weight"));
+  const Tensor weight = value.source.load();
+  const uint64_t key = mix_keys(0, hash_name(value.name));
+  for (int64_t i = 0; i < weight.num_elements(); ++i) {
+    const RandomBlock words = philox(key, static_cast<uint64_t>(i / 2), 0);
+    const size_t first = i % 2 == 0 ? 0 : 2;
+    const double unit = 2 * uniform_double(words[first], words[first + 1]) - 1;
+    ASSERT_EQ(weight.data<float>()[i], static_cast<float>(unit / std::sqrt(1024.0))) << i;
+  }
 }
 
 TEST(ModelTest, UnknownNamesAndImpossibleSizesAreExplained) {
