@@ -31,6 +31,36 @@ constexpr RandomBlock philox(uint64_t key, uint64_t counter_low, uint64_t counte
   return c;
 }
 
+// Of `kLanes` consecutive values of counter_high: words[w][lane]. Many times as fast as one by one,
+// as compilers make vectors of the lanes.
+template <int kLanes>
+void philox_lanes(uint64_t key,
+                  uint64_t counter_low,
+                  uint64_t counter_high,
+                  uint32_t (&words)[4][kLanes]) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint64_t high = counter_high + static_cast<uint64_t>(lane);
+    words[0][lane] = static_cast<uint32_t>(counter_low);
+    words[1][lane] = static_cast<uint32_t>(counter_low >> 32);
+    words[2][lane] = static_cast<uint32_t>(high);
+    words[3][lane] = static_cast<uint32_t>(high >> 32);
+  }
+  for (int round = 0; round < 10; ++round) {
+#pragma omp simd
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint64_t p0 = uint64_t{0xD2511F53u} * words[0][lane];
+      const uint64_t p1 = uint64_t{0xCD9E8D57u} * words[2][lane];
+      words[0][lane] = static_cast<uint32_t>(p1 >> 32) ^ words[1][lane] ^ k0;
+      words[1][lane] = static_cast<uint32_t>(p1);
+      words[2][lane] = static_cast<uint32_t>(p0 >> 32) ^ words[3][lane] ^ k1;
+      words[3][lane] = static_cast<uint32_t>(p0);
+    }
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+}
+
 // 64-bit FNV-1a: the stable name of a node or tensor as part of a key.
 inline uint64_t hash_name(std::string_view name, uint64_t hash = 0xcbf29ce484222325u) {
   for (const char c : name) {

@@ -3,6 +3,9 @@
 // fixed random sum of a few input elements. Integer inputs: a token repeats a rule of its
 // predecessor nine times out of ten (so next tokens can be learned), and with classes is half of
 // the time a token that only this class uses at that place.
+//
+// A step must not wait for its made-up data, so a normal number costs 16 random bits and a look
+// into a table.
 #include "runtime/synthetic_dataset.h"
 
 #include <algorithm>
@@ -19,6 +22,57 @@ namespace {
 
 // The stream of draws that belong to one purpose and one tensor.
 enum Stream : uint64_t { kClass = 1, kPrototype, kNoise, kTarget, kToken };
+
+// Standard normal numbers, 8 of a block of random words: the middles of 2 * kLevels intervals that
+// are equally likely, so few that the table stays in the nearest cache.
+constexpr int kLevels = 4096;
+constexpr int kHalves = 8;   // of 16 bits in a block
+constexpr int kBlocks = 16;  // drawn at a time
+constexpr int kChunk = kHalves * kBlocks;
+
+// Level k is where the probability of a larger number is (kLevels - 1/2 - k) / (2 kLevels): by
+// Newton's method from the level before.
+const std::array<float, kLevels>& levels() {
+  static const std::array<float, kLevels> table = [] {
+    std::array<float, kLevels> made;
+    double x = 0;
+    for (int k = 0; k < kLevels; ++k) {
+      const double above = (kLevels - 0.5 - k) / (2.0 * kLevels);
+      constexpr int kSteps = 6;
+      for (int step = 0; step < kSteps; ++step) {
+        const double density = std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+        x += (0.5 * std::erfc(x / std::sqrt(2.0)) - above) / density;
+      }
+      made[static_cast<size_t>(k)] = static_cast<float>(x);
+    }
+    return made;
+  }();
+  return table;
+}
+
+float normal_of(const std::array<float, kLevels>& table, uint32_t half) {
+  const float x = table[half % kLevels];
+  return (half & 0x8000u) != 0 ? -x : x;
+}
+
+// The share of normal numbers below that one.
+double share_below(uint32_t half) {
+  const double beside = (half % kLevels + 0.5) / (2.0 * kLevels);
+  return (half & 0x8000u) != 0 ? 0.5 - beside : 0.5 + beside;
+}
+
+// Element i of a tensor: half i / kBlocks % kHalves of its chunk's block i % kBlocks.
+struct HalfPlace {
+  explicit HalfPlace(int64_t i)
+      : block(static_cast<uint64_t>(i / kChunk * kBlocks + i % kBlocks)),
+        half(static_cast<int>(i % kChunk / kBlocks)) {}
+  uint64_t block;
+  int half;
+};
+
+uint32_t half_of(const RandomBlock& words, int half) {
+  return words[static_cast<size_t>(half / 2)] >> (half % 2 * 16) & 0xFFFFu;
+}
 
 class SyntheticDataset : public Dataset {
  public:
@@ -56,10 +110,7 @@ class SyntheticDataset : public Dataset {
       dispatch_all(input.dtype, [&](auto tag) {
         using T = decltype(tag);
         if constexpr (!std::is_integral_v<T>) {
-          for (int64_t i = 0; i < n; ++i) {
-            const T value = static_cast<T>(static_cast<float>(element(tensor, index, i)));
-            std::memcpy(out + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
-          }
+          read_floats<T>(tensor, index, n, out);
         }
       });
       return;
@@ -77,20 +128,58 @@ class SyntheticDataset : public Dataset {
   int64_t class_of(int64_t sample) const {
     return draw(kClass, 0, static_cast<uint64_t>(sample), 0)[0] % labels_->num_classes;
   }
-  double noise(uint64_t tensor, int64_t sample, int64_t i) const {
-    const RandomBlock words =
-        draw(kNoise, tensor, static_cast<uint64_t>(sample), static_cast<uint64_t>(i));
-    return normal_double(words[0], words[1]);
+  uint32_t half(Stream stream, uint64_t tensor, int64_t sample, int64_t i) const {
+    const HalfPlace at(i);
+    return half_of(draw(stream, tensor, static_cast<uint64_t>(sample), at.block), at.half);
   }
 
+  // Prototype and noise have equal shares of a variance of about 1.
+  static float mixed(float prototype, float noise) { return 0.7f * (prototype + noise); }
+
   // Element i of a float input.
-  double element(uint64_t tensor, int64_t sample, int64_t i) const {
-    if (!one_class()) {
-      return noise(tensor, sample, i);
+  float element(uint64_t tensor, int64_t sample, int64_t i) const {
+    const float noise = normal_of(levels(), half(kNoise, tensor, sample, i));
+    return one_class()
+               ? mixed(normal_of(levels(), half(kPrototype, tensor, class_of(sample), i)), noise)
+               : noise;
+  }
+
+  // kChunk normal numbers from element `first` on.
+  void normals(Stream stream, uint64_t tensor, int64_t sample, int64_t first, float* to) const {
+    const std::array<float, kLevels>& table = levels();
+    uint32_t words[4][kBlocks];
+    philox_lanes(mix_keys(mix_keys(seed_, stream), tensor),
+                 static_cast<uint64_t>(sample),
+                 HalfPlace(first).block,
+                 words);
+    for (int half = 0; half < kHalves; ++half) {
+      for (int block = 0; block < kBlocks; ++block) {
+        to[half * kBlocks + block] =
+            normal_of(table, words[half / 2][block] >> (half % 2 * 16) & 0xFFFFu);
+      }
     }
-    const RandomBlock words =
-        draw(kPrototype, tensor, static_cast<uint64_t>(class_of(sample)), static_cast<uint64_t>(i));
-    return 0.7 * normal_double(words[0], words[1]) + 0.7 * noise(tensor, sample, i);
+  }
+
+  // element() of all `n`.
+  template <typename T>
+  void read_floats(uint64_t tensor, int64_t sample, int64_t n, std::byte* out) const {
+    const int64_t label = one_class() ? class_of(sample) : -1;
+    float chunk[kChunk], prototype[kChunk];
+    for (int64_t first = 0; first < n; first += kChunk) {
+      normals(kNoise, tensor, sample, first, chunk);
+      if (label >= 0) {
+        normals(kPrototype, tensor, label, first, prototype);
+        for (int i = 0; i < kChunk; ++i) {
+          chunk[i] = mixed(prototype[i], chunk[i]);
+        }
+      }
+      T values[kChunk];
+      for (int i = 0; i < kChunk; ++i) {
+        values[i] = static_cast<T>(chunk[i]);
+      }
+      const auto count = static_cast<size_t>(std::min<int64_t>(kChunk, n - first));
+      std::memcpy(out + first * static_cast<int64_t>(sizeof(T)), values, count * sizeof(T));
+    }
   }
 
   void read_integers(const SyntheticInput& input,
@@ -99,6 +188,8 @@ class SyntheticDataset : public Dataset {
                      std::byte* out) const {
     const int64_t n = num_elements(input.sample_shape);
     const auto range = static_cast<uint64_t>(input.num_indices);
+    const bool has_class = one_class();
+    const uint64_t label = has_class ? static_cast<uint64_t>(class_of(sample)) : 0;
     uint64_t previous = 0;
     for (int64_t i = 0; i < n; ++i) {
       uint64_t value = 1;
@@ -106,13 +197,9 @@ class SyntheticDataset : public Dataset {
         const RandomBlock words =
             draw(kToken, tensor, static_cast<uint64_t>(sample), static_cast<uint64_t>(i));
         value = words[0] % range;
-        if (one_class() && words[1] % 2 == 0) {
-          value = draw(kPrototype,
-                       tensor,
-                       static_cast<uint64_t>(class_of(sample)),
-                       static_cast<uint64_t>(i))[0] %
-                  range;
-        } else if (!one_class() && i > 0 && words[1] % 10 != 0) {
+        if (has_class && words[1] % 2 == 0) {
+          value = draw(kPrototype, tensor, label, static_cast<uint64_t>(i))[0] % range;
+        } else if (!has_class && i > 0 && words[1] % 10 != 0) {
           value = (previous * 5 + 1) % range;
         }
       }
@@ -146,10 +233,9 @@ class SyntheticDataset : public Dataset {
       return i % labels_->num_classes;
     }
     const int64_t n = num_elements(inputs_[0].sample_shape);
-    const double x = element(hash_name(inputs_[0].name), sample, i % n);
-    const double u = 0.5 * std::erfc(-x / std::sqrt(2.0));
-    return std::min(labels_->num_classes - 1,
-                    static_cast<int64_t>(u * static_cast<double>(labels_->num_classes)));
+    // The element is noise alone: there is no one class.
+    const double u = share_below(half(kNoise, hash_name(inputs_[0].name), sample, i % n));
+    return static_cast<int64_t>(u * static_cast<double>(labels_->num_classes));
   }
 
   double target_of(int64_t sample, int64_t i) const {

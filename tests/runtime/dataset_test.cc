@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <zlib.h>
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -181,6 +182,54 @@ TEST(SyntheticDatasetTest, SamplesDependOnSeedAndNumberOnly) {
   EXPECT_EQ(read<float>(*a, "x", 17), read<float>(*b, "x", 17));
   EXPECT_NE(read<float>(*a, "x", 17), read<float>(*a, "x", 18));
   EXPECT_NE(read<float>(*a, "x", 17), read<float>(*c, "x", 17));
+}
+
+TEST(SyntheticDatasetTest, InputsHaveTheMomentsOfTheNormalDistribution) {
+  // 70 elements are no multiple of what is drawn at a time.
+  const auto data = make_synthetic_dataset(5, {{"x", DType::kFloat32, {70}, 0}}, std::nullopt);
+  double moments[5] = {};
+  constexpr int64_t kSamples = 3000;
+  for (int64_t s = 0; s < kSamples; ++s) {
+    for (const float x : read<float>(*data, "x", s)) {
+      double power = 1;
+      for (double& moment : moments) {
+        moment += power / (70 * kSamples);
+        power *= x;
+      }
+    }
+  }
+  // Three standard deviations of the moments of 210,000 draws, and what 8,192 levels cut off.
+  EXPECT_NEAR(moments[1], 0, 0.007);
+  EXPECT_NEAR(moments[2], 1, 0.012);
+  EXPECT_NEAR(moments[3], 0, 0.03);
+  EXPECT_NEAR(moments[4], 3, 0.09);
+}
+
+// A label per element tells in which of equally likely intervals it lies.
+TEST(SyntheticDatasetTest, LabelsOfElementsFollowFromTheElements) {
+  const auto data =
+      make_synthetic_dataset(5, {{"x", DType::kFloat32, {300}, 0}}, SyntheticLabels{{300}, 4});
+  constexpr float kQuartile = 0.67449f;
+  for (int64_t s = 0; s < 10; ++s) {
+    const std::vector<float> x = read<float>(*data, "x", s);
+    const std::vector<int64_t> labels = read<int64_t>(*data, "labels", s);
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(labels[i], x[i] < -kQuartile ? 0 : x[i] < 0 ? 1 : x[i] < kQuartile ? 2 : 3);
+    }
+  }
+}
+
+// A target is a sum of elements drawn one by one, which are to be those that are read.
+TEST(SyntheticDatasetTest, TargetsAreSumsOfElements) {
+  const auto data =
+      make_synthetic_dataset(5, {{"x", DType::kFloat32, {1}, 0}}, SyntheticLabels{{1}, 0});
+  // All eight terms are the one element, some of them with the other sign.
+  const float ratio = read<float>(*data, "labels", 0)[0] / read<float>(*data, "x", 0)[0];
+  EXPECT_NEAR(ratio * std::sqrt(8.0f), std::round(ratio * std::sqrt(8.0f)), 1e-4);
+  for (int64_t s = 1; s < 20; ++s) {
+    const float x = read<float>(*data, "x", s)[0];
+    EXPECT_NEAR(read<float>(*data, "labels", s)[0], ratio * x, 1e-4);
+  }
 }
 
 TEST(SyntheticDatasetTest, ClassesCanBeToldFromTheirMeans) {
