@@ -12,6 +12,7 @@
 #include "graph/loss.h"
 #include "graph/optimizer.h"
 #include "graph/passes/pass.h"
+#include "graph/passes/precision.h"
 #include "graph/passes/rematerialize.h"
 #include "graph/training_parts.h"
 #include "graph/verifier.h"
@@ -83,6 +84,19 @@ constexpr const char* kItemCount = "trainrt.item_count";
 constexpr const char* kCorrect = "trainrt.correct";
 constexpr const char* kGradNorm = "trainrt.grad_norm";
 
+// build_loss() as the only results of `graph`.
+LossValues end_with_loss(Graph& graph, const LossSpec& spec, bool count_correct) {
+  const LossValues loss = build_loss(graph, spec, count_correct);
+  graph.outputs().clear();
+  for (const ValueId id : {loss.loss_sum, loss.item_count, loss.correct}) {
+    if (id != kNoValue) {
+      graph.outputs().push_back(id);
+    }
+  }
+  read_low_scores(graph);
+  return loss;
+}
+
 void find_results(TrainingGraph& training) {
   const Graph& graph = training.graph;
   training.loss_sum = graph.find_value(kLossSum).value_or(kNoValue);
@@ -124,7 +138,7 @@ TrainingGraph build_training_graph(Graph forward, const TrainingSpec& spec) {
                   kInvalidArgument,
                   "the model has no trainable parameter; loosen --trainable or --freeze "
                   "(`trainrt inspect` lists the candidates)");
-  const LossValues loss = build_loss(graph, spec.loss, /*count_correct=*/false);
+  const LossValues loss = end_with_loss(graph, spec.loss, /*count_correct=*/false);
   const ValueId seed = graph.add_input(runtime_input::kLossSeed, {DType::kFloat64, {}});
   const std::vector<std::vector<ValueId>> uses =
       differentiate_uses(graph, {loss.loss_sum}, {seed}, candidates);
@@ -161,7 +175,7 @@ TrainingGraph rematerialize_like(TrainingGraph training, const TrainingGraph& ex
 TrainingGraph build_eval_graph(Graph forward, const LossSpec& loss) {
   Graph graph = std::move(forward);
   graph.updates().clear();
-  const LossValues values = build_loss(graph, loss, /*count_correct=*/true);
+  const LossValues values = end_with_loss(graph, loss, /*count_correct=*/true);
   return finish_training_graph(std::move(graph), values, kNoValue, {});
 }
 

@@ -6,6 +6,7 @@
 
 #include "ops/class_axis.h"
 #include "ops/item_blocks.h"
+#include "ops/rows.h"
 
 namespace trainrt {
 
@@ -13,7 +14,7 @@ namespace {
 
 void first_max_index_kernel(KernelContext& k) {
   const ClassLayout layout = class_layout(k.input_shape(0), k.attributes());
-  dispatch_floating(k.input_dtype(0), [&](auto tag) {
+  dispatch_real(k.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
     const T* scores = k.input<T>(0);
     const T* maxima = k.input<T>(1);
@@ -24,7 +25,7 @@ void first_max_index_kernel(KernelContext& k) {
         index[i] = std::numeric_limits<int64_t>::max();
         const T* row = scores + layout.base(i);
         for (int64_t v = 0; v < layout.classes; ++v) {
-          if (row[v * layout.inner] == maxima[i]) {
+          if (load<double>(row[v * layout.inner]) == load<double>(maxima[i])) {
             index[i] = layout.offset + v;
             break;
           }

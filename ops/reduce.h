@@ -23,6 +23,8 @@
 #include "graph/kernel.h"
 #include "graph/op_def.h"
 #include "graph/upgrade.h"
+#include "ops/convert.h"
+#include "ops/rows.h"
 #include "ops/vectors.h"
 
 namespace trainrt {
@@ -59,7 +61,7 @@ using Wide = std::conditional_t<std::is_integral_v<T>,
 
 template <typename T>
 Wide<T> widen(T value) {
-  if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+  if constexpr (is_half<T>) {
     return static_cast<Wide<T>>(static_cast<float>(value));
   } else {
     return static_cast<Wide<T>>(value);
@@ -73,7 +75,8 @@ concept PlainSum = R::kPlainSum;
 
 // What elements of T are widened to for reducer R.
 template <typename R, typename T>
-using Element = std::conditional_t<Exact<R> && std::is_same_v<T, float>, float, Wide<T>>;
+using Element =
+    std::conditional_t<Exact<R> && (std::is_same_v<T, float> || is_half<T>), float, Wide<T>>;
 
 template <typename R, typename T>
 Element<R, T> to_element(T value) {
@@ -110,10 +113,18 @@ void column_loop(void* accumulators, const void* const* rows, int64_t count, int
     }
   } else {
     for (int64_t i = 0; i < count; ++i) {
-      const T* x = static_cast<const T*>(rows[i]);
+      const auto join = [a, n](const auto* x) {
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) {
-        a[j] = R::step(a[j], to_element<R>(x[j]));
+        for (int64_t j = 0; j < n; ++j) {
+          a[j] = R::step(a[j], to_element<R>(x[j]));
+        }
+      };
+      if constexpr (Exact<R> && is_half<T>) {
+        float x[kColumns];
+        convert_elements(DTypeOf<T>::value, rows[i], DType::kFloat32, x, n);
+        join(x);
+      } else {
+        join(static_cast<const T*>(rows[i]));
       }
     }
   }
@@ -123,6 +134,18 @@ template <typename R, typename T>
 void row_loop(void* accumulators, const void* elements, int64_t stride, int64_t n) {
   using A = typename R::template Accumulator<Element<R, T>>;
   const T* x = static_cast<const T*>(elements);
+  if constexpr (Exact<R> && is_half<T>) {
+    if (stride == 1) {  // as float32, block by block
+      constexpr int64_t kBlock = 256;
+      for (int64_t begin = 0; begin < n; begin += kBlock) {
+        const int64_t count = std::min(kBlock, n - begin);
+        float block[kBlock];
+        convert_elements(DTypeOf<T>::value, x + begin, DType::kFloat32, block, count);
+        row_loop<R, float>(accumulators, block, 1, count);
+      }
+      return;
+    }
+  }
   A result = *static_cast<A*>(accumulators);
   int64_t i = 0;
   if constexpr (Exact<R> && std::is_same_v<T, float>) {
@@ -184,7 +207,7 @@ Loops loops_of() {
     T* y = static_cast<T*>(out);
     for (int64_t j = 0; j < n; ++j) {
       const auto result = R::finish(a[j], count);
-      if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+      if constexpr (is_half<T>) {
         y[j] = T(static_cast<float>(result));
       } else {
         y[j] = static_cast<T>(result);

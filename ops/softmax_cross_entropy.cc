@@ -9,11 +9,15 @@
 // one small all-reduce when the classes are sharded. The loss operator then takes the terms m + log
 // z on the shard that holds class 0, and - s_y on the shard that holds y (Megatron-LM's
 // vocabulary-parallel cross-entropy, arXiv 1909.08053 section 3, without gathering logits).
+//
+// 16-bit scores are read as they lie. m is one of them and has their type; z, weights and losses of
+// items are float32 beside them.
 #include <cmath>
 
 #include "graph/autodiff.h"
 #include "graph/upgrade.h"
 #include "ops/class_axis.h"
+#include "ops/convert.h"
 #include "ops/cross_entropy.h"
 #include "ops/item_blocks.h"
 #include "ops/rows.h"
@@ -25,56 +29,67 @@ namespace {
 
 // ---- SumExp(scores, row_max): sum over `axis` of exp(scores - row_max).
 
-template <typename T>
-double sum_exp_row(const T* row, int64_t n, T max) {
-  // Blocks in the narrow type, so that the loop is vector code; block sums in double.
-  double sum = 0;
-  constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 256;
+
+// Calls fn(scores, begin, end) for blocks of a row, as numbers that are computed in.
+template <typename T, typename Fn>
+void for_each_block(const T* row, int64_t n, Fn&& fn) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
-    T lanes[16] = {};
-    int64_t i = begin;
-    for (; i + 16 <= end; i += 16) {
-      for (int j = 0; j < 16; ++j) {
-        lanes[j] += vmath::exp(row[i + j] - max);
-      }
-    }
-    for (; i < end; ++i) {
-      lanes[i % 16] += vmath::exp(row[i] - max);
-    }
-    for (const T lane : lanes) {
-      sum += static_cast<double>(lane);
+    if constexpr (is_half<T>) {
+      float scores[kBlock];
+      convert_elements(DTypeOf<T>::value, row + begin, DType::kFloat32, scores, end - begin);
+      fn(scores, begin, end);
+    } else {
+      fn(row + begin, begin, end);
     }
   }
-  return sum;
 }
 
-// Rows per block of work: about 16 K elements, depends on the shape alone.
-int64_t row_grain(const ClassLayout& layout) {
-  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, layout.classes));
+template <typename T>
+double sum_exp_row(const T* row, int64_t n, Compute<T> max) {
+  using C = Compute<T>;
+  // Blocks in the narrow type, so that the loop is vector code; block sums in double.
+  double sum = 0;
+  for_each_block(row, n, [&sum, max](const C* scores, int64_t begin, int64_t end) {
+    C lanes[16] = {};
+    int64_t i = 0;
+    for (; i + 16 <= end - begin; i += 16) {
+      for (int j = 0; j < 16; ++j) {
+        lanes[j] += vmath::exp(scores[i + j] - max);
+      }
+    }
+    for (; i < end - begin; ++i) {
+      lanes[i % 16] += vmath::exp(scores[i] - max);
+    }
+    for (const C lane : lanes) {
+      sum += static_cast<double>(lane);
+    }
+  });
+  return sum;
 }
 
 template <bool kReference>
 void sum_exp_kernel(KernelContext& k) {
   const ClassLayout layout = class_layout(k.input_shape(0), k.attributes());
-  dispatch_floating(k.input_dtype(0), [&](auto tag) {
+  dispatch_real(k.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
+    using C = Compute<T>;
     const T* scores = k.input<T>(0);
     const T* maxima = k.input<T>(1);
-    T* sums = k.output<T>(0);
-    k.parallel_for(layout.items(), row_grain(layout), [&](int64_t begin, int64_t end) {
+    C* sums = k.output<C>(0);
+    k.parallel_for(layout.items(), row_grain(layout.classes), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* row = scores + layout.base(i);
         double sum = 0;
         if (!kReference && layout.inner == 1) {
-          sum = sum_exp_row(row, layout.classes, maxima[i]);
+          sum = sum_exp_row(row, layout.classes, load<C>(maxima[i]));
         } else {
           for (int64_t v = 0; v < layout.classes; ++v) {
-            sum += std::exp(static_cast<double>(row[v * layout.inner]) -
-                            static_cast<double>(maxima[i]));
+            sum += std::exp(load<double>(row[v * layout.inner]) - load<double>(maxima[i]));
           }
         }
-        sums[i] = static_cast<T>(sum);
+        sums[i] = static_cast<C>(sum);
       }
     });
   });
@@ -84,11 +99,14 @@ const RegisterOp kSumExp{{
     .name = "SumExp",
     .infer_types = [](const OpContext& op) -> TensorTypes {
       const Shape items = item_shape(op.input_shape(0), op.attributes());
-      TRAINRT_REQUIRE(op.input_shape(1) == items,
+      const TensorType maxima{op.input_dtype(0), items};
+      TRAINRT_REQUIRE(op.input_type(1) == maxima,
                       kInvalidModel,
                       "SumExp: row_max is ",
+                      dtype_name(op.input_dtype(1)),
                       shape_string(op.input_shape(1)),
                       ", wanted ",
+                      dtype_name(maxima.dtype),
                       shape_string(items));
       return {{statistic_dtype(op.input_dtype(0)), items}};
     },
@@ -114,6 +132,20 @@ const RegisterOp kSumExp{{
 
 // ---- SoftmaxCrossEntropyLoss(scores, labels, row_max, sum_exp[, weights])
 
+void require_statistic_types(const OpContext& op) {
+  const DType scores = op.input_dtype(0), sums = statistic_dtype(scores);
+  TRAINRT_REQUIRE(op.input_dtype(2) == scores && op.input_dtype(3) == sums,
+                  kInvalidModel,
+                  "cross-entropy: scores are ",
+                  dtype_name(scores),
+                  ", so row_max must be, too, and sum_exp ",
+                  dtype_name(sums),
+                  "; they are ",
+                  dtype_name(op.input_dtype(2)),
+                  " and ",
+                  dtype_name(op.input_dtype(3)));
+}
+
 TensorTypes loss_types(const OpContext& op) {
   const Shape items = item_shape(op.input_shape(0), op.attributes());
   for (int i = 1; i < 4; ++i) {
@@ -128,15 +160,16 @@ TensorTypes loss_types(const OpContext& op) {
                     " is ",
                     shape_string(op.input_shape(i)));
   }
+  require_statistic_types(op);
   if (op.attributes().get_string("reduction", "sum") == "none") {
-    return {{op.input_dtype(0), items}};
+    return {{statistic_dtype(op.input_dtype(0)), items}};
   }
   return {{DType::kFloat64, {}}};
 }
 
 // Weight of a label; one outside the classes (ItemCount refuses it) weighs nothing.
-template <typename T>
-double label_weight(const KernelContext& k, const T* weights, int input, int64_t label) {
+template <typename C>
+double label_weight(const KernelContext& k, const C* weights, int input, int64_t label) {
   if (weights == nullptr) {
     return 1;
   }
@@ -145,14 +178,18 @@ double label_weight(const KernelContext& k, const T* weights, int input, int64_t
 
 // The loss of items [begin, end), to `items` if that is not null; returns their sum.
 template <typename T, typename Label>
-double loss_of_items(
-    const KernelContext& k, const ClassLayout& layout, int64_t begin, int64_t end, T* items) {
+double loss_of_items(const KernelContext& k,
+                     const ClassLayout& layout,
+                     int64_t begin,
+                     int64_t end,
+                     Compute<T>* items) {
+  using C = Compute<T>;
   const IgnoreIndex ignore(k.attributes());
   const T* scores = k.input<T>(0);
   const Label* labels = k.input<Label>(1);
   const T* maxima = k.input<T>(2);
-  const T* sums = k.input<T>(3);
-  const T* weights = k.input<T>(4);
+  const C* sums = k.input<C>(3);
+  const C* weights = k.input<C>(4);
   double total = 0;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t label = static_cast<int64_t>(labels[i]);
@@ -160,16 +197,16 @@ double loss_of_items(
     if (!ignore.matches(label)) {
       const int64_t local = label - layout.offset;
       if (layout.offset == 0) {
-        loss += static_cast<double>(maxima[i]) + std::log(static_cast<double>(sums[i]));
+        loss += load<double>(maxima[i]) + std::log(static_cast<double>(sums[i]));
       }
       if (local >= 0 && local < layout.classes) {
-        loss -= static_cast<double>(scores[layout.base(i) + local * layout.inner]);
+        loss -= load<double>(scores[layout.base(i) + local * layout.inner]);
       }
       loss *= label_weight(k, weights, 4, label);
     }
     total += loss;
     if (items != nullptr) {
-      items[i] = static_cast<T>(loss);
+      items[i] = static_cast<C>(loss);
     }
   }
   return total;
@@ -178,12 +215,12 @@ double loss_of_items(
 void cross_entropy_kernel(KernelContext& k) {
   const ClassLayout layout = class_layout(k.input_shape(0), k.attributes());
   const bool none = k.attributes().get_string("reduction", "sum") == "none";
-  dispatch_floating(k.input_dtype(0), [&](auto tag) {
+  dispatch_real(k.input_dtype(0), [&](auto tag) {
     dispatch_labels(k.input_dtype(1), [&](auto label_tag) {
       using T = decltype(tag);
       using Label = decltype(label_tag);
       require_labels<Label>(k, 1);
-      T* items = none ? k.output<T>(0) : nullptr;
+      Compute<T>* items = none ? k.output<Compute<T>>(0) : nullptr;
       // The reference kernel has no workspace, and one block.
       const std::span<std::byte> workspace = k.workspace();
       if (workspace.empty()) {
@@ -264,14 +301,43 @@ const RegisterOp kSoftmaxCrossEntropyLoss{{
 // ---- SoftmaxCrossEntropyGrad(scores, labels, row_max, sum_exp, upstream[, weights])
 // upstream is the gradient of the sum (float64 scalar) or of each item (like row_max).
 
+// The gradient of a row whose classes lie one after the other; `local`: the label's place in it.
+template <typename T>
+void gradient_of_row(const T* row,
+                     T* grad,
+                     int64_t n,
+                     Compute<T> max,
+                     Compute<T> factor,
+                     int64_t local,
+                     Compute<T> upstream) {
+  using C = Compute<T>;
+  for_each_block(row, n, [=](const C* scores, int64_t begin, int64_t end) {
+    C rounded_later[is_half<T> ? kBlock : 1];
+    C* to = rounded_later;
+    if constexpr (!is_half<T>) {
+      to = grad + begin;
+    }
+    for (int64_t v = 0; v < end - begin; ++v) {
+      to[v] = vmath::exp(scores[v] - max) * factor;
+    }
+    if (local >= begin && local < end) {
+      to[local - begin] -= upstream;
+    }
+    if constexpr (is_half<T>) {
+      convert_elements(DType::kFloat32, to, DTypeOf<T>::value, grad + begin, end - begin);
+    }
+  });
+}
+
 template <typename T, typename Label, bool kReference>
 void gradient_of_items(const KernelContext& k,
                        const ClassLayout& layout,
                        int64_t begin,
                        int64_t end) {
+  using C = Compute<T>;
   const IgnoreIndex ignore(k.attributes());
   const Label* labels = k.input<Label>(1);
-  const T* weights = k.input<T>(5);
+  const C* weights = k.input<C>(5);
   const bool per_item = k.input_dtype(4) != DType::kFloat64 || !k.input_shape(4).empty();
   for (int64_t i = begin; i < end; ++i) {
     const int64_t label = static_cast<int64_t>(labels[i]);
@@ -284,22 +350,18 @@ void gradient_of_items(const KernelContext& k,
       continue;
     }
     const double upstream =
-        (per_item ? static_cast<double>(k.input<T>(4)[i]) : k.input<double>(4)[0]) *
+        (per_item ? static_cast<double>(k.input<C>(4)[i]) : k.input<double>(4)[0]) *
         label_weight(k, weights, 5, label);
-    const T max = k.input<T>(2)[i];
-    const T factor = static_cast<T>(upstream / static_cast<double>(k.input<T>(3)[i]));
-    if (!kReference && layout.inner == 1) {
-      for (int64_t v = 0; v < layout.classes; ++v) {
-        grad[v] = vmath::exp(row[v] - max) * factor;
-      }
-    } else {
-      for (int64_t v = 0; v < layout.classes; ++v) {
-        grad[v * layout.inner] = static_cast<T>(std::exp(row[v * layout.inner] - max)) * factor;
-      }
-    }
+    const C max = load<C>(k.input<T>(2)[i]);
+    const C factor = static_cast<C>(upstream / static_cast<double>(k.input<C>(3)[i]));
     const int64_t local = label - layout.offset;
-    if (local >= 0 && local < layout.classes) {
-      grad[local * layout.inner] -= static_cast<T>(upstream);
+    if (!kReference && layout.inner == 1) {
+      gradient_of_row(row, grad, layout.classes, max, factor, local, static_cast<C>(upstream));
+      continue;
+    }
+    for (int64_t v = 0; v < layout.classes; ++v) {
+      const C p = std::exp(load<C>(row[v * layout.inner]) - max) * factor;
+      grad[v * layout.inner] = store<T>(v == local ? p - static_cast<C>(upstream) : p);
     }
   }
 }
@@ -307,9 +369,9 @@ void gradient_of_items(const KernelContext& k,
 template <bool kReference>
 void cross_entropy_grad_kernel(KernelContext& k) {
   const ClassLayout layout = class_layout(k.input_shape(0), k.attributes());
-  dispatch_floating(k.input_dtype(0), [&](auto tag) {
+  dispatch_real(k.input_dtype(0), [&](auto tag) {
     dispatch_labels(k.input_dtype(1), [&](auto label_tag) {
-      k.parallel_for(layout.items(), row_grain(layout), [&](int64_t begin, int64_t end) {
+      k.parallel_for(layout.items(), row_grain(layout.classes), [&](int64_t begin, int64_t end) {
         gradient_of_items<decltype(tag), decltype(label_tag), kReference>(k, layout, begin, end);
       });
     });
@@ -318,7 +380,10 @@ void cross_entropy_grad_kernel(KernelContext& k) {
 
 const RegisterOp kSoftmaxCrossEntropyGrad{{
     .name = "SoftmaxCrossEntropyGrad",
-    .infer_types = [](const OpContext& op) -> TensorTypes { return {op.input_type(0)}; },
+    .infer_types = [](const OpContext& op) -> TensorTypes {
+      require_statistic_types(op);
+      return {op.input_type(0)};
+    },
     .cost = [](const OpContext& op) -> Cost { return memory_bound_cost(op, 10); },
     .sharding = [](const OpContext& op) -> ShardingRule {
       const ClassEquation e = class_equation(op);

@@ -5,14 +5,17 @@
 // inputs are cast to that. "Activations" are the values that depend on an input of the graph; the
 // type of a kFollow node is the widest of theirs, as in PyTorch's autocast [torch/amp], except that
 // parameters do not widen it: a bias is rounded rather than the activations it is added to blown
-// up. A result that the graph gives out is cast back, so losses are built on float32.
+// up. A result that the graph gives out is cast back, so losses are built on float32: of those that
+// read 16 bits as well read_low_scores() then leaves the cast out.
 #include "graph/passes/precision.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "graph/graph_builder.h"
 #include "graph/op_def.h"
+#include "graph/passes/pass.h"
 
 namespace trainrt {
 
@@ -266,6 +269,86 @@ class Lowering {
 Graph lower_precision(const Graph& graph, DType low) {
   TRAINRT_CHECK(low == DType::kFloat16 || low == DType::kBFloat16);
   return Lowering(graph, low).run();
+}
+
+namespace {
+
+// The classification losses' nodes that read scores, and what of them.
+class ScoreReaders {
+ public:
+  explicit ScoreReaders(Graph& graph)
+      : graph_(graph), live_(static_cast<size_t>(graph.num_nodes()), false) {
+    for (const NodeId id : live_nodes(graph)) {
+      live_[static_cast<size_t>(id)] = true;
+    }
+    consumers_ = graph.consumers();
+  }
+
+  void run() {
+    for (NodeId id = 0; id < graph_.num_nodes(); ++id) {
+      if (live_[static_cast<size_t>(id)] && graph_.node(id).op_type == "SoftmaxCrossEntropyLoss") {
+        look_through_cast(graph_.node(id).inputs[0]);
+      }
+    }
+  }
+
+ private:
+  const std::string& type(NodeId id) const { return graph_.node(id).op_type; }
+
+  std::vector<NodeId> readers(ValueId id) const {
+    std::vector<NodeId> live = consumers_[static_cast<size_t>(id)];
+    std::erase_if(live, [this](NodeId reader) { return !live_[static_cast<size_t>(reader)]; });
+    return live;
+  }
+
+  // With statistics in float32 beside 16-bit scores.
+  bool takes_low(NodeId id) const {
+    return type(id) == "SumExp" || type(id) == "SoftmaxCrossEntropyLoss" ||
+           type(id) == "FirstMaxIndex";
+  }
+
+  bool is_of_loss(NodeId id) const {
+    const auto is_maximum = [this](NodeId maximum) {
+      const std::vector<NodeId> all = readers(graph_.node(maximum).outputs[0]);
+      return type(maximum) == "ReduceMax" &&
+             std::all_of(
+                 all.begin(), all.end(), [this](NodeId reader) { return takes_low(reader); });
+    };
+    return takes_low(id) || is_maximum(id);
+  }
+
+  void look_through_cast(ValueId scores) {
+    const NodeId cast = graph_.value(scores).producer;
+    if (cast == kNoNode || type(cast) != "Cast" ||
+        graph_.value(scores).type.dtype != DType::kFloat32) {
+      return;
+    }
+    const ValueId low = graph_.node(cast).inputs[0];
+    const DType dtype = graph_.value(low).type.dtype;
+    const std::vector<NodeId> all = readers(scores);
+    const bool is_kept = std::count(graph_.outputs().begin(), graph_.outputs().end(), scores) != 0;
+    if ((dtype != DType::kFloat16 && dtype != DType::kBFloat16) || is_kept ||
+        !std::all_of(all.begin(), all.end(), [this](NodeId id) { return is_of_loss(id); })) {
+      return;
+    }
+    for (const NodeId id : all) {
+      Node& node = graph_.node(id);
+      node.inputs[0] = low;
+      if (node.op_type == "ReduceMax") {
+        graph_.value(node.outputs[0]).type.dtype = dtype;
+      }
+    }
+  }
+
+  Graph& graph_;
+  std::vector<bool> live_;
+  std::vector<std::vector<NodeId>> consumers_;
+};
+
+}  // namespace
+
+void read_low_scores(Graph& graph) {
+  ScoreReaders(graph).run();
 }
 
 Graph apply_precision(const Graph& graph, const std::string& precision) {

@@ -20,6 +20,12 @@ Graph convert_floats(const Graph& graph, DType to);
 // as nodes named "<value>.<low>"; a value is cast at most once. `graph` has no 16-bit floats.
 Graph lower_precision(const Graph& graph, DType low);
 
+// A graph whose outputs are its loss, before autodiff: softmax cross-entropy reads 16-bit scores as
+// they lie, where a cast to float32 stood in between for it alone. Its sums stay in float32, so the
+// loss has the same bits, and so has the scores' gradient, which was cast to the scores' type; but
+// no float32 copy of either takes room and time.
+void read_low_scores(Graph& graph);
+
 // Applies one of CONTRACT's precisions, already resolved: "fp64", "fp32" (a file stored in 16 bits
 // is computed in float32, too), "bf16", "fp16". Throws kInvalidArgument for a name that is none,
 // kUnsupported for "tf32", which a CPU does not have.

@@ -8,9 +8,14 @@
 #include <cmath>
 #include <limits>
 
+#include "graph/autodiff.h"
+#include "graph/evaluator.h"
 #include "graph/graph_builder.h"
+#include "graph/loss.h"
 #include "graph/op_def.h"
+#include "graph/passes/pass.h"
 #include "graph/verifier.h"
+#include "tests/support/tolerance.h"
 
 namespace trainrt {
 namespace {
@@ -192,6 +197,95 @@ TEST(LowerPrecisionTest, ConstantsStayFinite) {
     EXPECT_EQ(values[1], -1);
     EXPECT_EQ(values[2], -INFINITY);
   }
+}
+
+// A classifier of 4 samples, and what is made of its scores.
+struct Classifier {
+  Graph graph;
+  LossValues loss;
+
+  explicit Classifier(DType low) {
+    Graph forward;
+    GraphBuilder builder(forward);
+    const ValueId x = forward.add_input("x", {DType::kFloat32, {4, 8}}, 0);
+    const ValueId y =
+        builder.op("MatMul", {x, parameter(forward, "w", {8, 300})}, {}, "product", "scores");
+    forward.outputs() = {y};
+    graph = lower_precision(forward, low);
+    LossSpec spec;
+    spec.kind = "softmax_cross_entropy";
+    spec.output = "scores";
+    spec.labels = "labels";
+    spec.labels_shape = {4};
+    loss = build_loss(graph, spec, /*count_correct=*/true);
+    graph.outputs() = {loss.loss_sum, loss.item_count, loss.correct};
+  }
+
+  // The loss, right items, and the gradient of w.
+  std::vector<Tensor> evaluated() const {
+    Graph with_grad = graph;
+    GraphBuilder builder(with_grad);
+    const ValueId seed = builder.scalar(0.25, DType::kFloat64);
+    const ValueId w = with_grad.find_value("w").value();
+    const ValueId grad = differentiate(with_grad, {loss.loss_sum}, {seed}, {w})[0];
+    const auto draw = [](Shape shape) {
+      Tensor tensor(DType::kFloat32, std::move(shape));
+      for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+        tensor.data<float>()[i] = std::sin(0.37f * static_cast<float>(i));
+      }
+      return tensor;
+    };
+    EvaluateOptions options;
+    options.reference_kernels = false;
+    return evaluate(with_grad,
+                    {{"x", draw({4, 8})},
+                     {"w", draw({8, 300})},
+                     {"labels", Tensor::from<int64_t>({3, 299, 0, 77}, {4})}},
+                    {loss.loss_sum, loss.correct, grad},
+                    options);
+  }
+
+  DType scores_of_loss() const {
+    return graph.value(graph.node(graph.value(loss.loss_sum).producer).inputs[0]).type.dtype;
+  }
+};
+
+TEST(ReadLowScoresTest, LossesReadScoresAsTheyLieAndKeepTheirBits) {
+  for (const DType low : {DType::kBFloat16, DType::kFloat16}) {
+    Classifier classifier(low);
+    ASSERT_EQ(classifier.scores_of_loss(), DType::kFloat32);
+    const std::vector<Tensor> expected = classifier.evaluated();
+    read_low_scores(classifier.graph);
+    classifier.graph = eliminate_dead_code(classifier.graph);
+    verify(classifier.graph, "read low");
+    for (const Node& node : classifier.graph.nodes()) {
+      EXPECT_TRUE(node.op_type != "Cast" || node.name.find("scores") == std::string::npos)
+          << node.name;
+    }
+    Classifier again(low);  // with the ids of its values
+    read_low_scores(again.graph);
+    EXPECT_EQ(again.scores_of_loss(), low);
+    const std::vector<Tensor> actual = again.evaluated();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(testing::tensors_identical(actual[i], expected[i])) << i;
+    }
+  }
+}
+
+// Their gradients are added in float32.
+TEST(ReadLowScoresTest, ACastThatOthersReadStays) {
+  Classifier classifier(DType::kBFloat16);
+  GraphBuilder builder(classifier.graph);
+  const ValueId scores = classifier.graph.find_value("scores").value();
+  classifier.graph.outputs().push_back(builder.op("Exp", {scores}));
+  read_low_scores(classifier.graph);
+  EXPECT_EQ(classifier.scores_of_loss(), DType::kFloat32);
+  classifier.graph.outputs().back() = scores;
+  read_low_scores(classifier.graph);
+  EXPECT_EQ(classifier.scores_of_loss(), DType::kFloat32);
+  classifier.graph.outputs().pop_back();
+  read_low_scores(classifier.graph);  // Exp is dead now
+  EXPECT_EQ(classifier.scores_of_loss(), DType::kBFloat16);
 }
 
 // An operator that mixed precision lowers has kernels for it, forward and backward.

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,7 @@
 #include "graph/graph_builder.h"
 #include "tests/support/gradient_check.h"
 #include "tests/support/paths.h"
+#include "tests/support/tolerance.h"
 
 namespace trainrt {
 namespace {
@@ -133,6 +135,72 @@ TEST(LossTest, CrossEntropyGradientEqualsFiniteDifferences) {
         {test.scores},
         {{"scores", Tensor::from<double>(c["scores"].get<Vector>(), shape)},
          {"labels", labels_of(c, test.graph)}}));
+  }
+}
+
+// What a loss makes of `scores` (batch 3): its sum, or each item's, and the gradient.
+std::vector<Tensor> cross_entropy_of(const Tensor& scores,
+                                     int64_t axis,
+                                     const char* reduction,
+                                     bool reference) {
+  Graph graph;
+  GraphBuilder builder(graph);
+  const ValueId x = builder.constant(scores, "scores");
+  Shape items = scores.shape();
+  items.erase(items.begin() + axis);
+  Tensor classes(DType::kInt64, items);
+  for (int64_t i = 0; i < classes.num_elements(); ++i) {
+    classes.data<int64_t>()[i] = i % 5 == 2 ? -100 : i * 37 % scores.shape()[size_t(axis)];
+  }
+  const ValueId labels = builder.constant(classes, "labels");
+  const ValueId maxima = builder.op(
+      "ReduceMax", {x}, {{"axes", std::vector<int64_t>{axis}}, {"keepdims", int64_t{0}}});
+  const ValueId sums = builder.op("SumExp", {x, maxima}, {{"axis", axis}});
+  Attributes attributes = {{"axis", axis}, {"ignore_index", int64_t{-100}}};
+  attributes.set("reduction", std::string(reduction));
+  const ValueId loss = builder.op("SoftmaxCrossEntropyLoss", {x, labels, maxima, sums}, attributes);
+  const ValueId best = builder.op("FirstMaxIndex", {x, maxima}, {{"axis", axis}});
+  const ValueId seed =
+      builder.constant(Tensor(graph.value(loss).type.dtype, graph.value(loss).type.shape), "seed");
+  for (int64_t i = 0; i < num_elements(graph.value(seed).type.shape); ++i) {
+    Tensor& value = graph.value(seed).constant;
+    if (value.dtype() == DType::kFloat64) {
+      value.data<double>()[i] = 0.25;
+    } else {
+      value.data<float>()[i] = 0.1f * static_cast<float>(i + 1);
+    }
+  }
+  attributes.erase("reduction");
+  const ValueId grad =
+      builder.op("SoftmaxCrossEntropyGrad", {x, labels, maxima, sums, seed}, attributes);
+  EvaluateOptions options;
+  options.reference_kernels = reference;
+  return evaluate(graph, {}, {loss, best, grad}, options);
+}
+
+// Of any layout, by both kernels: 16-bit scores give what their float32 copies give, and a gradient
+// that is rounded once.
+TEST(LossTest, SixteenBitScoresGiveTheBitsOfTheirFloat32Copies) {
+  for (const DType low : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t axis : {1, 2}) {
+      for (const bool reference : {true, false}) {
+        for (const char* reduction : {"sum", "none"}) {
+          SCOPED_TRACE(concat(
+              dtype_name(low), " axis ", axis, " ", reduction, reference ? " reference" : " fast"));
+          Tensor drawn(DType::kFloat32, {3, 700, 19});
+          for (int64_t i = 0; i < drawn.num_elements(); ++i) {
+            drawn.data<float>()[i] = 6 * std::sin(0.7f * static_cast<float>(i));
+          }
+          const Tensor scores = drawn.cast(low);
+          const std::vector<Tensor> actual = cross_entropy_of(scores, axis, reduction, reference);
+          const std::vector<Tensor> expected =
+              cross_entropy_of(scores.cast(DType::kFloat32), axis, reduction, reference);
+          EXPECT_TRUE(testing::tensors_identical(actual[0], expected[0]));
+          EXPECT_TRUE(testing::tensors_identical(actual[1], expected[1]));
+          EXPECT_TRUE(testing::tensors_identical(actual[2], expected[2].cast(low)));
+        }
+      }
+    }
   }
 }
 
