@@ -26,6 +26,21 @@ RegisterKernelPair::RegisterKernelPair(const char* first,
   TRAINRT_CHECK(is_new, "two kernels for ", first, " and ", second);
 }
 
+int epilogue_input(const Graph& graph, const Node& node) {
+  const bool grad = node.op_type == "GeluGrad";
+  const bool tanh = node.attributes.get_string("approximate", "none") == "tanh";
+  if (node.op_type != "Relu" && !(tanh && (grad || node.op_type == "Gelu"))) {
+    return -1;
+  }
+  const int input = grad ? 1 : 0;
+  const NodeId from = graph.value(node.inputs[static_cast<size_t>(input)]).producer;
+  if (from == kNoNode) {
+    return -1;
+  }
+  const std::string& product = graph.node(from).op_type;
+  return product == "MatMul" || (product == "MatMulAdd" && !grad) ? input : -1;
+}
+
 bool has_kernel_pair(const std::string& first, const std::string& second, const DeviceSpec& spec) {
   return !spec.reference_kernels && pairs().count({first, second, spec.backend}) != 0;
 }

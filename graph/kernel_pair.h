@@ -29,6 +29,14 @@ struct RegisterKernelPair {
                      KernelPairFactory factory);
 };
 
+// Nodes further apart stay two.
+inline constexpr size_t kPairReach = 8;  // a weight's gradient, its sum of squares and the like
+
+// By which of its inputs a GPU may compute the node with the product that makes it: an epilogue of
+// cuBLASLt, whose Gelu is the one by tanh. -1: by none. Known without a GPU and its kernels, for
+// programs and their memory are planned for pairs.
+int epilogue_input(const Graph& graph, const Node& node);
+
 bool has_kernel_pair(const std::string& first, const std::string& second, const DeviceSpec& spec);
 Kernel make_kernel_pair(const NodePair& pair, const DeviceSpec& spec);
 

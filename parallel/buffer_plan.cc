@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "graph/kernel_pair.h"
+
 namespace trainrt {
 
 namespace {
@@ -111,7 +113,8 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
     const Phase& phase = *line.phases[p];
     const int phase_index = static_cast<int>(p);
     const int begin = instant;
-    for (const NodeId id : phase.nodes) {
+    for (size_t i = 0; i < phase.nodes.size(); ++i) {
+      const NodeId id = phase.nodes[i];
       const Node& node = graph_.node(id);
       for (const ValueId input : node.inputs) {
         if (input == kNoValue) {
@@ -156,6 +159,9 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
              .category = communication ? Category::kCommunication : Category::kActivation});
         touch(output, instant, phase_index, index);
       }
+      if (device.backend == Backend::kCuda) {
+        leave_room_for_pair(phase.nodes, i);
+      }
       // The executor itself packs for collectives, whatever kernels run.
       const OpContext op(graph_, node);
       const OpDef& def = get_op(node.op_type);
@@ -182,6 +188,33 @@ void BufferPlan::walk(const DeviceSpec& device, TimeLine& line, int index) {
   }
   line.num_instants = std::max(1, instant);
   share_storage(line);
+}
+
+// Where nodes[at] may run within a product before it, its result lies apart from all that is there
+// from the product on; or in the place of the product's own result, if nobody else reads that.
+void BufferPlan::leave_room_for_pair(const std::vector<NodeId>& nodes, size_t at) {
+  const NodeId id = nodes[at];
+  const Node& node = graph_.node(id);
+  const int joined = epilogue_input(graph_, node);
+  if (joined < 0) {
+    return;
+  }
+  const ValueId between = node.inputs[static_cast<size_t>(joined)];
+  for (size_t back = 1; back <= std::min(at, kPairReach); ++back) {
+    const NodeId earlier = nodes[at - back];
+    if (is_communication(graph_.node(earlier).op_type)) {
+      return;
+    }
+    if (earlier == graph_.value(between).producer) {
+      Buffer& result = buffer(buffer_of(node.outputs[0]));
+      if (num_readers_[static_cast<size_t>(between)] == 1) {
+        joined_input_[id] = joined;
+      } else if (node.op_type == "Gelu" && !result.fixed) {  // no other epilogue keeps both
+        result.first -= static_cast<int>(back);
+      }
+      return;
+    }
+  }
 }
 
 // Accumulated gradients are summed over their uses and over ranks where they are: nobody reads a
@@ -252,8 +285,10 @@ void BufferPlan::share_storage(const TimeLine& line) {
       const Node& node = graph_.node(id);
       // An output takes the storage of one input: with a second, two inputs would become one.
       std::vector<int> placed;
+      const auto joined = joined_input_.find(id);
       for (const Inplace& alias : inplace_of(node)) {
-        if (std::find(placed.begin(), placed.end(), alias.output) != placed.end()) {
+        if (std::find(placed.begin(), placed.end(), alias.output) != placed.end() ||
+            (joined != joined_input_.end() && alias.input != joined->second)) {
           continue;
         }
         const bool shared = try_inplace(node, alias, instant);

@@ -8,7 +8,8 @@
 // 2. Buffers. Values that share storage form one buffer: an update in place, an input overwritten
 // by
 //    the output when nobody reads it afterwards, a view and what it looks at. A buffer lives from
-//    the first of its values to the last.
+//    the first of its values to the last. On GPUs an activation may run within the product before
+//    it (graph/kernel_pair.h): its result then lives from there on.
 #pragma once
 
 #include <string>
@@ -121,6 +122,7 @@ class BufferPlan {
   }
 
   void walk(const DeviceSpec& device, TimeLine& line, int index);
+  void leave_room_for_pair(const std::vector<NodeId>& nodes, size_t at);
   void share_storage(const TimeLine& line);
   bool ends_accumulator(const Node& node, ValueId input) const;
   bool try_inplace(const Node& node, const Inplace& alias, int instant);
@@ -131,6 +133,7 @@ class BufferPlan {
   std::vector<Buffer> buffers_;
   std::vector<int> parent_;
   std::unordered_map<ValueId, ValueId> alias_of_;   // new value of a state -> its target
+  std::unordered_map<NodeId, int> joined_input_;    // by node: see leave_room_for_pair()
   std::vector<std::pair<NodeId, int>> workspaces_;  // node, buffer
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "graph/base/log.h"
 #include "graph/kernel_pair.h"
 #include "graph/op_def.h"
 
@@ -92,9 +93,8 @@ class Binder {
   // Lets a node before `id` that makes one of its inputs do its work too, where the device has a
   // kernel for the pair. Between the two there may be nodes that share no memory with what moves.
   bool join_producer(std::vector<BoundNode>& nodes, NodeId id) const {
-    constexpr size_t kReach = 8;  // a weight's gradient, its sum of squares and the like
     const Node& node = variant_.graph.node(id);
-    for (size_t i = nodes.size(); i-- > 0 && nodes.size() - i <= kReach;) {
+    for (size_t i = nodes.size(); i-- > 0 && nodes.size() - i <= kPairReach;) {
       if (!nodes[i].kernel) {
         return false;  // communication
       }
@@ -125,10 +125,12 @@ class Binder {
     const bool keeps = pair.outputs[0].data != pair.outputs[1].data;
     const size_t num_first = first.node->inputs.size();
     const size_t joined = num_first + static_cast<size_t>(at - node.inputs.begin());
-    if (!apart(pair, joined, keeps) ||
-        !std::all_of(between.begin(), between.end(), [&](const BoundNode& other) {
-          return passes_by(pair, num_first, other);
-        })) {
+    const bool has_room = apart(pair, joined, keeps) &&
+                          std::all_of(between.begin(), between.end(), [&](const BoundNode& other) {
+                            return passes_by(pair, num_first, other);
+                          });
+    if (!has_room) {
+      note_apart(pair, "their memory meets what else is read or written meanwhile");
       return false;
     }
     pair.kernel = make_kernel_pair({OpContext(variant_.graph, *first.node),
@@ -137,6 +139,7 @@ class Binder {
                                     keeps},
                                    bound_.program->device);
     if (!pair.kernel) {
+      note_apart(pair, "no kernel takes both with these shapes and types");
       return false;
     }
     for (const StashPatch& patch : first.patches) {
@@ -146,6 +149,19 @@ class Binder {
     }
     first = std::move(pair);
     return true;
+  }
+
+  static void note_apart(const BoundNode& pair, const char* why) {
+    log_debug("node '",
+              pair.joined->name,
+              "' (",
+              pair.joined->op_type,
+              ") runs by itself, not with '",
+              pair.node->name,
+              "' (",
+              pair.node->op_type,
+              ") before it: ",
+              why);
   }
 
   static std::span<const std::byte> bytes(const TensorRef& ref) {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "graph/fused_elementwise.h"
+#include "graph/kernel_pair.h"
 #include "parallel/passes/node_inserter.h"
 #include "parallel/phase_order.h"
 
@@ -146,19 +147,10 @@ class ElementwiseFusion {
     });
   }
 
-  // The pairs of graph/kernel_pair.h that cuBLASLt has epilogues for.
   bool goes_with_product(const Node& node, int phase) const {
-    const bool grad = node.op_type == "GeluGrad";
-    const bool tanh = node.attributes.get_string("approximate", "none") == "tanh";
-    if (node.op_type != "Relu" && !(tanh && (grad || node.op_type == "Gelu"))) {
-      return false;
-    }
-    const NodeId from = graph_.value(node.inputs[grad ? 1 : 0]).producer;
-    if (from == kNoNode || this->phase(from) != phase) {
-      return false;
-    }
-    const std::string& product = graph_.node(from).op_type;
-    return product == "MatMul" || (product == "MatMulAdd" && !grad);
+    const int input = epilogue_input(graph_, node);
+    return input >= 0 &&
+           this->phase(graph_.value(node.inputs[static_cast<size_t>(input)]).producer) == phase;
   }
 
   // ---- joining ---------------------------------------------------------------------------------

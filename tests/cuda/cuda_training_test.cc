@@ -105,6 +105,20 @@ TEST_F(CudaTrainingTest, NeighboursJoinTheirProducts) {
   EXPECT_GT(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 0);
 }
 
+// With products that ask for workspace, and activations that are made again: the memory plan leaves
+// what runs as one apart.
+TEST_F(CudaTrainingTest, EveryLayersGeluRunsWithItsProducts) {
+  const std::string path = model(
+      "gpt2", {"--layers", "2", "--hidden", "64", "--heads", "2", "--vocab", "40", "--seq", "16"});
+  for (const char* precision : {"fp32", "bf16"}) {
+    SCOPED_TRACE(precision);
+    cuda_double::reset();
+    train(path, kGpu, {"--steps", "1", "--batch-size", "18", "--precision", precision});
+    EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_GELU_AUX_BIAS), 2);
+    EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_DGELU), 2);
+  }
+}
+
 // Scores never reach memory in bfloat16: cuDNN's fused engines take the attention of Transformers.
 TEST_F(CudaTrainingTest, AttentionIsFusedInBfloat16) {
   const std::vector<std::string> steps = {
