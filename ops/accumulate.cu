@@ -134,12 +134,14 @@ template <typename T>
 struct FoldAverage {
   using C = ComputeOf<T>;
   const T *running, *rows;
+  const double* grad_scale;  // null: the step is not one to skip
   T* out;
   int64_t size, count;
   C keep;
   TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
     C value = to_compute<C>(running[i]);
-    for (int64_t r = 0; r < count; ++r) {
+    const bool skip = grad_scale != nullptr && *grad_scale - *grad_scale != 0;
+    for (int64_t r = 0; r < (skip ? 0 : count); ++r) {
       value = value * keep + to_compute<C>(rows[r * size + i]) * (C(1) - keep);
     }
     out[i] = to_storage<T>(value);
@@ -154,6 +156,7 @@ void fold_average_cuda(KernelContext& context) {
            size,
            FoldAverage<T>{context.input<T>(0),
                           context.input<T>(1),
+                          context.input<double>(2),
                           context.output<T>(0),
                           size,
                           context.input_shape(1)[0],

@@ -3,7 +3,9 @@
 // samples, as one device does with RunningAverage (ops/batch_norm).
 //
 //   StoreRow(rows [n, ...], row [...], micro_batch) -> rows, in place: row of the micro-batch
-//   FoldAverage(running [...], rows [n, ...]) -> running m + row (1 - m), row after row
+//   FoldAverage(running [...], rows [n, ...][, grad_scale]) -> running m + row (1 - m), row after
+//       row; `running` as it is where grad_scale is not finite: the step is skipped
+#include <cmath>
 #include <cstring>
 
 #include "graph/op_def.h"
@@ -39,6 +41,9 @@ void fold_average(KernelContext& k) {
   const T* rows = k.input<T>(1);
   T* out = k.output<T>(0);
   std::copy(k.input<T>(0), k.input<T>(0) + size, out);
+  if (k.has_input(2) && !std::isfinite(*k.input<double>(2))) {
+    return;
+  }
   for (int64_t r = 0; r < k.input_shape(1)[0]; ++r) {
     for (int64_t i = 0; i < size; ++i) {
       out[i] = out[i] * keep + rows[r * size + i] * (T(1) - keep);
@@ -80,12 +85,19 @@ const RegisterOp kFoldAverage{{
     .name = "FoldAverage",
     .infer_types = [](const OpContext& op) -> TensorTypes {
       require_rows(op, 1, 0);
+      TRAINRT_REQUIRE(!op.has_input(2) || op.input_type(2) == (TensorType{DType::kFloat64, {}}),
+                      kInvalidModel,
+                      "FoldAverage: grad_scale is ",
+                      dtype_name(op.input_dtype(2)),
+                      shape_string(op.input_shape(2)),
+                      ", wanted a float64 scalar");
       return {op.input_type(0)};
     },
     .cost = [](const OpContext& op) -> Cost { return memory_bound_cost(op, 3); },
     .sharding = [](const OpContext& op) -> ShardingRule {
       const std::string dims = inner_dims(op, 1);
-      return Factors(op, dims + ", n" + dims + " ->" + dims).whole("n");
+      return Factors(op, dims + ", n" + dims + (op.num_inputs() > 2 ? ", ->" : " ->") + dims)
+          .whole("n");
     },
     .reference_kernel =
         [](KernelContext& k) {
@@ -93,9 +105,17 @@ const RegisterOp kFoldAverage{{
         },
     .not_differentiable = true,
     .inplace = {{0, 0}},
-    .examples = {{.name = "three_rows",
-                  .attributes = {{"momentum", 0.9}},
-                  .inputs = {{DType::kFloat32, {6}}, {DType::kFloat32, {3, 6}}}}},
+    .examples =
+        {{.name = "three_rows",
+          .attributes = {{"momentum", 0.9}},
+          .inputs = {{DType::kFloat32, {6}}, {DType::kFloat32, {3, 6}}}},
+         {.name = "of_a_finite_step",
+          .attributes = {{"momentum", 0.9}},
+          .inputs = {{DType::kFloat32, {6}}, {DType::kFloat32, {3, 6}}, {DType::kFloat64, {}}}},
+         {.name = "of_a_skipped_step",
+          .attributes = {{"momentum", 0.9}},
+          .inputs = {{DType::kFloat32, {6}}, {DType::kFloat32, {3, 6}}, {DType::kFloat64, {}}},
+          .values = {Tensor(), Tensor(), Tensor::from(std::vector<double>{NAN}, {})}}},
 }};
 
 }  // namespace

@@ -331,6 +331,8 @@ const Partitioner::Lowered& Partitioner::lowered(const VariantKey& key, const Ra
 Partitioner::Lowered Partitioner::lower(const VariantKey& key, int tensor_rank, int data_rank) {
   Lowered result;
   const bool cut = plan_.tensor_parallel > 1;
+  // A step whose gradient is not finite: the update of a model's own training_info asks for none.
+  const bool may_skip = plan_.precision == "fp16" && has_op(whole(key.shape).graph, "ClipScale");
   TrainingGraph graph;
   if (cut) {
     graph = on_tensor_rank(key.shape, tensor_rank, &result.pieces);
@@ -340,12 +342,18 @@ Partitioner::Lowered Partitioner::lower(const VariantKey& key, int tensor_rank, 
   if (plan_.data_parallel > 1) {
     const TrainingGraph& source = cut ? graph : whole(key.shape);
     graph = lower_to_rank(source, data_axis(plan_, source.graph, data_rank), &result.pieces);
-    graph = plan_.sync_batch_norm
-                ? sync_batch_norm(std::move(graph), key.shape.num_samples, key.synced)
-                : fold_running_averages(std::move(graph), cuts_, data_rank);
-  } else if (plan_.pipeline_parallel > 1 && !cuts_.empty() &&
-             shares_running_averages(graph.graph)) {
-    graph = fold_running_averages(std::move(graph), cuts_, data_rank);
+    if (plan_.sync_batch_norm) {
+      graph = sync_batch_norm(std::move(graph), key.shape.num_samples, key.synced);
+      if (may_skip) {  // all ranks find the same, so each folds its own
+        graph = fold_running_averages(
+            std::move(graph), {std::vector<MicroBatchCut>(rounds_)}, 0, may_skip);
+      }
+    } else {
+      graph = fold_running_averages(std::move(graph), cuts_, data_rank, may_skip);
+    }
+  } else if (!cuts_.empty() &&
+             (may_skip || (plan_.pipeline_parallel > 1 && shares_running_averages(graph.graph)))) {
+    graph = fold_running_averages(std::move(graph), cuts_, data_rank, may_skip);
   }
   if (plan_.exact_reduction) {
     graph = exact_reduction(std::move(graph), cuts_, num_shards(plan_), data_rank);
@@ -496,10 +504,13 @@ Program Partitioner::shaped_program(int rank, const DeviceSpec& device) {
   Program program = empty_program(rank, device);
   const RankCoordinates& at = program.coordinates;
   const VariantKey any{largest_, 0};
-  TRAINRT_REQUIRE(plan_.data_parallel == 1 || !has_op(whole(largest_).graph, "RunningAverage"),
-                  kUnsupported,
-                  "the running averages of BatchNorm over several data ranks need to know a step's "
-                  "micro-batches beforehand, which --max-tokens chooses step by step");
+  TRAINRT_REQUIRE(
+      (plan_.data_parallel == 1 && plan_.precision != "fp16") ||
+          !has_op(whole(largest_).graph, "RunningAverage"),
+      kUnsupported,
+      "the running averages of BatchNorm over several data ranks, or in the steps that "
+      "--precision fp16 may skip, need to know a step's micro-batches beforehand, which "
+      "--max-tokens chooses step by step");
   const bool lockstep = plan_.data_parallel > 1 && lowered(any, at).lockstep;
   for (const MicroBatchShape& shape : shapes_) {
     program.variants.push_back(variant({shape, 0}, at, device.backend, &program.pieces));

@@ -11,7 +11,7 @@ namespace {
 
 // The running averages that lead from `update`'s target to its new value: one for each use of the
 // BatchNormalization, the first use first.
-std::vector<NodeId> averages_of(const Graph& graph, const StateUpdate& update) {
+std::vector<NodeId> averages_of(const Graph& graph, const StateUpdate& update, bool may_skip) {
   std::vector<NodeId> result;
   for (ValueId at = update.new_value; at != update.target;) {
     const NodeId id = graph.value(at).producer;
@@ -22,7 +22,9 @@ std::vector<NodeId> averages_of(const Graph& graph, const StateUpdate& update) {
                     graph.value(update.target).name,
                     "' is changed within the micro-batch by a ",
                     node == nullptr ? "copy" : node->op_type,
-                    ", which data ranks cannot agree on; use one data rank");
+                    may_skip ? ", which a step that fp16 skips could not take back; use "
+                               "--precision bf16 or fp32"
+                             : ", which data ranks cannot agree on; use one data rank");
     TRAINRT_REQUIRE(result.empty() || node->attributes == graph.node(result[0]).attributes,
                     kUnsupported,
                     "nodes '",
@@ -32,12 +34,23 @@ std::vector<NodeId> averages_of(const Graph& graph, const StateUpdate& update) {
                     "' average '",
                     graph.value(update.target).name,
                     "' with different momentums, which one device alone can do in turn; give both "
-                    "one momentum, or use --devices cpu");
+                    "one momentum, or use --devices cpu",
+                    may_skip ? " --precision fp32" : "");
     result.push_back(id);
     at = node->inputs[0];
   }
   std::reverse(result.begin(), result.end());
   return result;
+}
+
+// Makes what optimizers multiply gradients by: not finite where the step is skipped.
+NodeId grad_scale_node(const Graph& graph) {
+  for (NodeId id = 0; id < graph.num_nodes(); ++id) {
+    if (graph.node(id).op_type == "ClipScale") {
+      return id;
+    }
+  }
+  return kNoNode;
 }
 
 // What one micro-batch found, in the order of `averages`: of one use as it is, of several [n, ...].
@@ -76,7 +89,8 @@ bool shares_running_averages(const Graph& graph) {
 
 TrainingGraph fold_running_averages(TrainingGraph lowered,
                                     const std::vector<std::vector<MicroBatchCut>>& ranks,
-                                    int data_rank) {
+                                    int data_rank,
+                                    bool may_skip) {
   if (lowered.graph.values_of_kind(ValueKind::kState).empty()) {
     return lowered;
   }
@@ -88,6 +102,8 @@ TrainingGraph fold_running_averages(TrainingGraph lowered,
   }
   NodeInserter inserter(std::move(lowered));
   Graph& graph = inserter.graph();
+  const NodeId scale = grad_scale_node(graph);
+  TRAINRT_CHECK(!may_skip || scale != kNoNode);
   std::vector<StateUpdate> notes;
   for (StateUpdate& update : graph.updates()) {
     const NodeId id = graph.value(update.new_value).producer;
@@ -95,7 +111,7 @@ TrainingGraph fold_running_averages(TrainingGraph lowered,
         graph.node(id).region == Region::kUpdate) {
       continue;
     }
-    const std::vector<NodeId> averages = averages_of(graph, update);
+    const std::vector<NodeId> averages = averages_of(graph, update, may_skip);
     const Node average = graph.node(id);
     const std::string name = graph.value(update.target).name;
     const ValueId row = found_in_micro_batch(inserter, averages);
@@ -126,10 +142,14 @@ TrainingGraph fold_running_averages(TrainingGraph lowered,
       all = inserter.after(
           id, Region::kUpdate, "Reshape", {all}, {{"shape", shape}}, average.name + "/all_rows");
     }
-    const ValueId folded = inserter.after(id,
+    std::vector<ValueId> operands = {update.target, all};
+    if (may_skip) {
+      operands.push_back(graph.node(scale).outputs[0]);
+    }
+    const ValueId folded = inserter.after(may_skip ? scale : id,
                                           Region::kUpdate,
                                           "FoldAverage",
-                                          {update.target, all},
+                                          operands,
                                           average.attributes,
                                           average.name + "/fold");
     update.new_value = folded;

@@ -8,11 +8,13 @@ namespace trainrt {
 
 // Local statistics: every micro-batch normalizes by its own, and the running ones are the fold of
 // all micro-batches of the step, in the order of the samples, on every rank. The forward notes what
-// a micro-batch found, the update gathers the notes of all data ranks and folds them. Throws
-// kInfeasiblePlan for state that is changed in the forward by anything but a running average.
+// a micro-batch found, the update gathers the notes of all data ranks and folds them; where steps
+// may be skipped, as those of float16, only if the step is not. Throws kInfeasiblePlan for state
+// that is changed in the forward by anything but a running average.
 TrainingGraph fold_running_averages(TrainingGraph lowered,
                                     const std::vector<std::vector<MicroBatchCut>>& ranks,
-                                    int data_rank);
+                                    int data_rank,
+                                    bool may_skip);
 
 // Whether a BatchNormalization is used more than once (in siamese nets): its running averages take
 // in one use after the other. Uses in several stages of a pipeline are folded as those of several

@@ -5,6 +5,9 @@
 // moves it to where their backwards look. So those forwards may run before the update (which is
 // what keeps the pipeline full from step to step: parallel/passes/run_on.h), and two versions are
 // enough.
+//
+// In a step that float16 skips the parameter stays and the older version still moves up to it: the
+// next gradient then has no delay, as the first has none.
 #pragma once
 
 #include "graph/training_graph.h"

@@ -136,6 +136,8 @@ PlanRun run_plan(const TrainingGraphFactory& factory,
           feed.step = step;
           feed.update = step;
           feed.learning_rate = options.learning_rate;
+          feed.loss_scale = options.loss_scale ? options.loss_scale(step) : 1;
+          feed.skip_overflow = plan.precision == "fp16";
           feed.inputs = &inputs[static_cast<size_t>(step)];
           const bool drains = !program.runs_on() || step + 1 == options.steps ||
                               (options.drains_after && options.drains_after(step));

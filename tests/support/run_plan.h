@@ -27,6 +27,7 @@ struct RunOptions {
   bool reference_kernels = true;
   // Whether the pipeline is empty after a step of programs that run on; null: after the last only.
   std::function<bool(int step)> drains_after = nullptr;
+  std::function<double(int step)> loss_scale = nullptr;  // of a plan in fp16; null: 1
 };
 
 PlanRun run_plan(const TrainingGraphFactory& factory,
