@@ -82,4 +82,19 @@ std::string find_bad_weight(const std::vector<std::string>& names,
   return "";
 }
 
+void require_finite(double value, const std::string& what, int64_t step, bool trains) {
+  TRAINRT_REQUIRE(
+      std::isfinite(value),
+      kNonFinite,
+      trains ? "step " : "batch ",
+      step + 1,
+      ": ",
+      what,
+      std::isnan(value) ? " is not a number" : " is infinite",
+      trains ? ", so training stops before it is made use of. Look for bad values in "
+               "the data and the weights, or try a smaller --lr, --warmup-steps or --clip-norm"
+             : ", and so would that of all data be. Look for bad values in the data or "
+               "in the model's weights, or evaluate in a wider --precision");
+}
+
 }  // namespace trainrt

@@ -19,4 +19,8 @@ std::string find_bad_value(const Dataset& data,
 std::string find_bad_weight(const std::vector<std::string>& names,
                             const std::function<Tensor(const std::string&)>& read);
 
+// Throws kNonFinite, naming the step (that of index `step`; of an evaluation, the batch), when
+// `value` is not finite.
+void require_finite(double value, const std::string& what, int64_t step, bool trains);
+
 }  // namespace trainrt

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "graph/evaluator.h"
+#include "runtime/bad_values.h"
 #include "runtime/bound_program.h"
 #include "runtime/communication_node.h"
 #include "runtime/node_runner.h"
@@ -39,6 +40,8 @@ struct Executor::Impl {
   StepResult totals;  // of the running step
   StepSums sums;      // what they are added up from
   double loss_seed = 0;
+
+  bool overflowed = false;  // the running step's loss, for which the step is skipped
   double compute_seconds = 0;
   const std::vector<MicroBatch>* micro_batches = nullptr;  // of the running step
   bool carried = false;                                    // forwards of the step to come have run
@@ -147,7 +150,8 @@ struct Executor::Impl {
                            int micro_batch,
                            const StepFeed& feed) const {
     const std::string& name = tensor.value->name;
-    double value = 1 / feed.loss_scale;
+    // Not finite: nothing is updated.
+    double value = overflowed ? std::nan("") : 1 / feed.loss_scale;
     if (name == runtime_input::kLearningRate) {
       value = feed.learning_rate;
     } else if (name == runtime_input::kStep) {
@@ -300,7 +304,7 @@ struct Executor::Impl {
         totals.has_grad_norm = true;
         totals.skipped = feed.skip_overflow && !std::isfinite(totals.grad_norm);
         if (!totals.skipped) {
-          check_finite(totals.grad_norm, "the norm of the gradient", feed);
+          require_finite(totals.grad_norm, "the norm of the gradient", feed.step, feed.trains);
         }
       }
     }
@@ -323,25 +327,10 @@ struct Executor::Impl {
     add(phase.correct, sums.correct);
   }
 
-  static void check_finite(double value, const std::string& what, const StepFeed& feed) {
-    TRAINRT_REQUIRE(
-        std::isfinite(value),
-        kNonFinite,
-        feed.trains ? "step " : "batch ",
-        feed.step + 1,
-        ": ",
-        what,
-        std::isnan(value) ? " is not a number" : " is infinite",
-        feed.trains
-            ? ", so training stops before it is made use of. Look for bad values in "
-              "the data and the weights, or try a smaller --lr, --warmup-steps or --clip-norm"
-            : ", and so would that of all data be. Look for bad values in the data or "
-              "in the model's weights, or evaluate in a wider --precision");
-  }
-
   StepResult run_step(int program, const StepFeed& feed);
 
-  // The loss of all ranks, before anything is changed because of it.
+  // The loss of all ranks, before anything is changed because of it. Where float16 may overflow,
+  // one that is not finite is for the loss scale to answer, as a gradient is; every rank knows it.
   void combine(const BoundProgram& bound, const StepFeed& feed) {
     collect_results();
     const Program& program = *bound.program;
@@ -352,8 +341,9 @@ struct Executor::Impl {
         combine_step(totals, sums, program.coordinates, communicators);
       }
     });
-    if (!program.runs_on() || program.rank == 0) {
-      check_finite(totals.loss(), "the loss", feed);
+    overflowed = feed.skip_overflow && !std::isfinite(totals.loss());
+    if (!feed.skip_overflow && (!program.runs_on() || program.rank == 0)) {
+      require_finite(totals.loss(), "the loss", feed.step, feed.trains);
     }
   }
 
@@ -478,6 +468,7 @@ StepResult Executor::Impl::run_step(int program, const StepFeed& feed) {
   totals = StepResult{};
   sums = StepSums(bound.program->num_shards);
   noted.clear();
+  overflowed = false;
   for (const ProgramVariant& variant : bound.program->variants) {
     totals.has_correct = totals.has_correct || variant.correct != kNoValue;
   }

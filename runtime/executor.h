@@ -25,8 +25,8 @@ struct StepFeed {
   int64_t update = 0;  // of the optimizer, from 0: steps that were not skipped
   double learning_rate = 0;
   double loss_scale = 1;  // fp16: the seed is multiplied, the gradients divided by it
-  // A gradient that is not finite is reported in StepResult::skipped rather than thrown; the
-  // program's updates then have left everything as it was.
+  // A loss or gradient that is not finite is reported in StepResult::skipped rather than thrown;
+  // the program's updates then have left everything as it was, running statistics too.
   bool skip_overflow = false;
   bool trains = true;  // else the step only evaluates, and says so where it fails
   // What to do, of a program made for shapes; null: the program's own cells.
@@ -47,7 +47,7 @@ struct StepResult {
   bool has_correct = false;
   double grad_norm = 0;
   bool has_grad_norm = false;
-  bool skipped = false;  // nothing was updated: the gradient was not finite
+  bool skipped = false;  // nothing was updated: loss or gradient was not finite
 
   double loss() const { return item_count > 0 ? loss_sum / item_count : 0; }
 };
@@ -70,8 +70,8 @@ class Executor {
   void replace_programs(const std::vector<std::shared_ptr<const Program>>& programs,
                         const std::vector<MemoryPlan>& memories);
 
-  // Throws kNonFinite, before any parameter is changed, when the loss is not finite, or the
-  // gradient unless StepFeed::skip_overflow. Of a program that runs on rank 0 throws, when it ends
+  // Throws kNonFinite, before any parameter is changed, when the loss or the gradient is not
+  // finite, unless StepFeed::skip_overflow. Of a program that runs on rank 0 throws, when it ends
   // the step as the last rank: what others have made of it by then is for nobody to see.
   StepResult run_step(int program, const StepFeed& feed);
 

@@ -47,10 +47,12 @@ void LossScaler::update(bool overflow) {
     finite_steps_ = 0;
     TRAINRT_REQUIRE(scale_ >= kSmallestScale,
                     kNonFinite,
-                    "the gradient is not finite at a loss scale of ",
+                    "the loss or the gradient is not finite at a loss scale of ",
                     scale_ / scaling_.backoff_factor,
-                    " either, so training stops; look for bad values in the data, or try a "
-                    "smaller --lr, --clip-norm or --precision bf16");
+                    " either, so training stops: numbers of the forward pass, which no scale "
+                    "shrinks, are beyond float16's range of 65504. Try --precision bf16, whose "
+                    "range is that of float32, or a smaller --lr or --clip-norm, or look for bad "
+                    "values in the weights");
     return;
   }
   if (++finite_steps_ >= scaling_.growth_interval) {

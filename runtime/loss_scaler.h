@@ -1,6 +1,7 @@
 // Dynamic loss scaling for float16, by the rule of PyTorch's GradScaler [torch/amp/grad_scaler.py]:
-// a step whose gradient is not finite changes nothing but the scale, which shrinks by the back-off
-// factor; after `growth_interval` finite steps in a row the scale grows by the growth factor.
+// a step whose loss or gradient is not finite changes nothing but the scale, which shrinks by the
+// back-off factor; after `growth_interval` finite steps in a row the scale grows by the growth
+// factor.
 //
 // Every rank keeps a scaler of its own and feeds it with the same answer, that of the gradient's
 // global norm, so the scales never differ. The state is saved with the checkpoint.

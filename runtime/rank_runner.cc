@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
@@ -122,7 +123,7 @@ StepFeed RankRunner::feed_of(const StepData& data, int64_t step) const {
   feed.update = step - skipped_;
   feed.learning_rate = schedule_.at(feed.update);
   feed.loss_scale = scaler_.scale();
-  feed.skip_overflow = scaler_.active();
+  feed.skip_overflow = scaler_.active() && !run_.job.from_training_info;
   feed.trains = !run_.job.evaluate;
   feed.inputs = &data.inputs;
   feed.work = run_.job.token_batches ? &data.work : nullptr;
@@ -136,28 +137,52 @@ StepResult RankRunner::run_step(const StepData& data, int64_t step, const StepDa
     feed.next = &after;
   }
   try {
-    return executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
+    const StepResult result =
+        executor_.run_step(compiled_.program_of_size.at(data.num_samples), feed);
+    if (result.skipped && !std::isfinite(result.loss()) && !bad_value_in(data).empty()) {
+      require_finite(result.loss(), "the loss", step, true);  // no loss scale mends the data
+    }
+    return result;
   } catch (Error& error) {
     if (error.code() == ErrorCode::kNonFinite || error.code() == ErrorCode::kInvalidArgument) {
       for (const StepData* read : {&data, next}) {
-        const std::string bad =
-            read == nullptr ? ""
-                            : find_bad_value(*run_.job.dataset, run_.job.bindings, read->samples);
+        const std::string bad = read == nullptr ? "" : bad_value_in(*read);
         if (!bad.empty()) {
           error.add_context(bad);
           throw;
         }
       }
     }
-    if (error.code() == ErrorCode::kNonFinite) {
-      const std::string bad = find_bad_weight(store_.names(), [&](const std::string& name) {
-        return executor_.read_after_failure(name);
-      });
-      if (!bad.empty()) {
-        error.add_context(bad);
+    blame_weights(error);
+    throw;
+  }
+}
+
+std::string RankRunner::bad_value_in(const StepData& data) const {
+  return find_bad_value(*run_.job.dataset, run_.job.bindings, data.samples);
+}
+
+// Names a weight that was no number before the step. Running statistics, which the forward of a
+// step has changed already and reads none of, are no reason.
+void RankRunner::blame_weights(Error& error) const {
+  if (error.code() != ErrorCode::kNonFinite) {
+    return;
+  }
+  std::vector<std::string> names = store_.names();
+  for (const ProgramVariant& variant : compiled_.programs[0]->variants) {
+    for (const StateUpdate& update : variant.graph.updates()) {
+      const Value& target = variant.graph.value(update.target);
+      const NodeId from = variant.graph.value(update.new_value).producer;
+      if (target.kind == ValueKind::kState && from != kNoNode &&
+          variant.graph.node(from).region != Region::kUpdate) {
+        std::erase(names, target.name);
       }
     }
-    throw;
+  }
+  const std::string bad = find_bad_weight(
+      names, [&](const std::string& name) { return executor_.read_after_failure(name); });
+  if (!bad.empty()) {
+    error.add_context(bad);
   }
 }
 
@@ -291,7 +316,7 @@ void RankRunner::report(const StepData& data,
                         double seconds) {
   StepMetrics m;
   m.step = step + 1;
-  m.loss = result.loss();
+  m.loss = std::isnan(result.loss()) ? std::nan("") : result.loss();  // without a sign
   // A model's own training_info may have its own, which nobody can tell from outside.
   m.lr = run_.job.reads_learning_rate ? schedule_.at(step - skipped_)
                                       : std::numeric_limits<double>::quiet_NaN();
@@ -358,7 +383,7 @@ void RankRunner::train() {
   int64_t step = run_.range.first_step;
   int64_t position = run_.range.start;
   int64_t saved_step = run_.checkpoint ? step : -1;
-  double loss = 0;
+  double loss = std::nan("");
   bool stopped = false;
   while (const StepData* data = loader->next()) {
     const Clock::time_point start = Clock::now();
@@ -374,14 +399,19 @@ void RankRunner::train() {
     if (rank_ == 0 || !runs_on(*data)) {
       require_items(result, concat("step ", step + 1, ": "));
     }
-    loss = result.loss();
+    loss = std::isfinite(result.loss()) ? result.loss() : loss;
     if (rank_ == 0) {
       report(*data, result, step, seconds_since(start));
     }
     if (trace_) {
       write_aside([&] { trace_->end_step(step + 1, drained); });
     }
-    scaler_.update(result.skipped);
+    try {
+      scaler_.update(result.skipped);
+    } catch (Error& error) {
+      blame_weights(error);
+      throw;
+    }
     skipped_ += result.skipped ? 1 : 0;
     ++step;
     position = data->position + data->num_samples;
@@ -420,7 +450,15 @@ void RankRunner::train() {
     return;
   }
   progress_->finish();
+  const int64_t run_skipped =
+      skipped_ - (run_.checkpoint ? run_.checkpoint->position().skipped : 0);
   rethrow_output_error(saved_step, !options.export_file.empty() && !stopped);
+  if (run_skipped > 0 && run_skipped == step - run_.range.first_step) {
+    log_warning(
+        "nothing has been trained: the loss or the gradient of every step was beyond "
+        "float16's range; train more steps, in which the loss scale shrinks, or try "
+        "--precision bf16");
+  }
   const double seconds = seconds_since(begin);
   const double samples = static_cast<double>(position - run_.range.start);
   if (step == run_.range.first_step && !stopped) {

@@ -53,6 +53,8 @@ class RankRunner {
   StepFeed feed_of(const StepData& data, int64_t step) const;
   // `next`: the step after it, where the pipeline runs on; null: it drains.
   StepResult run_step(const StepData& data, int64_t step, const StepData* next = nullptr);
+  std::string bad_value_in(const StepData& data) const;
+  void blame_weights(Error& error) const;
   bool runs_on(const StepData& data) const;
   const StepData* next_in_pipeline(DataLoader& loader, const StepData& data, int64_t step) const;
   bool is_checkpoint_due(int64_t steps_done) const;

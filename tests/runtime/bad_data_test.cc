@@ -64,6 +64,10 @@ class BadDataTest : public ::testing::TestWithParam<BadData> {
       write_text(folder_->file(name), text);
     };
     write("dense.onnx", model(in_out, w, "y = MatMul(x, w)"));
+    write("huge.onnx",
+          model(in_out,
+                "float[4, 3] w = {1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6}",
+                "y = MatMul(x, w)"));
     write("narrow.onnx",
           model("(float[N, 4] x) => (float[N, 1] y)",
                 "float[4, 1] w = {1, 2, 3, 4}",
@@ -274,6 +278,14 @@ const std::vector<BadData> kBadData = {
      {"run", "dense.onnx", "--data", "nan"},
      1,
      {"step 1", "the loss", "--lr", "sample 1 of array 'images'", "holds nan"}},
+    {"NanInTheDataOfFloat16",
+     {"run", "dense.onnx", "--data", "nan", "--precision", "fp16"},
+     1,
+     {"step 1", "the loss is not a number", "sample 1 of array 'images'", "holds nan"}},
+    {"WeightsBeyondFloat16",
+     {"run", "huge.onnx", "--data", "good", "--precision", "fp16", "--steps", "99"},
+     1,
+     {"at a loss scale of", "float16's range of 65504", "--precision bf16"}},
     {"NanInEval",
      {"eval", "dense.onnx", "--data", "nan"},
      1,

@@ -223,5 +223,31 @@ TEST_F(LossScaleRunTest, AResumedRunHasTheSameTrace) {
   }
 }
 
+// Numbers of some batches are beyond float16's range, whatever the scale of the loss. As under
+// PyTorch's GradScaler the step is skipped, and the training goes on.
+TEST_F(LossScaleRunTest, AnOverflowOfTheForwardPassSkipsTheStep) {
+  write_text(model_,
+             "<ir_version: 8, opset_import: [\"\" : 17]>\n"
+             "wide (float[N, 4] x) => (float[N, 2] y)\n"
+             "<float[4, 2] w1 = {9e3, 2e4, 1e4, 1e4, -8e3, 1e4, 2e4, -1e4},\n"
+             " float[2, 2] w2 = {1e-5, -1e-5, 2e-5, 1e-5}>\n"
+             "{\n  h = MatMul(x, w1)\n  r = Relu(h)\n  y = MatMul(r, w2)\n}\n");
+  for (const char* devices : {"cpu:1", "cpu:2"}) {
+    const Lines lines = run(
+        "wide", {"--steps", "40", "--batch-size", "8", "--init-scale", "1", "--devices", devices});
+    ASSERT_EQ(lines.size(), 40u);
+    int overflows = 0;
+    for (size_t i = 0; i + 1 < lines.size(); ++i) {
+      const double ratio =
+          lines[i + 1]["loss_scale"].get<double>() / lines[i]["loss_scale"].get<double>();
+      EXPECT_EQ(ratio == 0.5, lines[i]["skipped"].get<bool>()) << lines[i];
+      EXPECT_TRUE(!lines[i]["loss"].is_null() || lines[i]["skipped"].get<bool>()) << lines[i];
+      overflows += lines[i]["loss"].is_null() ? 1 : 0;
+    }
+    EXPECT_GT(overflows, 1);
+    EXPECT_LT(overflows, 20);
+  }
+}
+
 }  // namespace
 }  // namespace trainrt
