@@ -22,15 +22,13 @@
 #include "graph/base/log.h"
 #include "graph/cuda_handle.h"
 #include "parallel/assign_offsets.h"
+#include "parallel/communicator_memory.h"
 #include "parallel/message_lanes.h"
 #include "parallel/nccl_links.h"
 
 namespace trainrt {
 
 namespace {
-
-// Thread blocks of a message: one that waits for its peer holds them.
-constexpr int kMessageBlocks = 4;
 
 ncclDataType_t data_type(DType dtype) {
   switch (dtype) {

@@ -484,17 +484,19 @@ std::unique_ptr<DeviceBuffer> CudaDevice::allocate(int64_t bytes) {
                   " bytes, short by ",
                   bytes - *options_.memory_limit,
                   advice);
-  TRAINRT_REQUIRE(bytes <= static_cast<int64_t>(free_bytes),
+  const int64_t reserved = options_.communicator_bytes;
+  TRAINRT_REQUIRE(bytes + reserved <= static_cast<int64_t>(free_bytes),
                   kOutOfMemory,
                   name(),
                   ": the plan needs ",
                   bytes,
                   " bytes, ",
+                  reserved > 0 ? concat("and NCCL about ", reserved, " beside them, ") : "",
                   free_bytes,
                   " of ",
                   total_bytes,
                   " are free, short by ",
-                  bytes - static_cast<int64_t>(free_bytes),
+                  bytes + reserved - static_cast<int64_t>(free_bytes),
                   " bytes. Other programs on this GPU hold the rest (nvidia-smi shows them)",
                   advice);
   void* data = nullptr;

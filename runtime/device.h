@@ -28,11 +28,12 @@ struct DeviceOptions {
   std::optional<int64_t> memory_limit;  // bytes; a larger arena is refused with kInfeasiblePlan
   double speed = 1.0;                   // < 1: every kernel is stretched to kernel time / speed
   bool reference_kernels = false;
-  std::optional<int> cuda_index;  // the GPU of this number; none: a share of the CPU
-  bool deterministic = false;     // CUDA: only algorithms that give equal bits every time
-  std::string algorithm_cache;    // CUDA: file of measured choices; "": none
-  bool graphs = true;             // CUDA: kernels are recorded as graphs and replayed
-  bool tf32 = false;              // CUDA: float32 products may round their operands to TF32
+  std::optional<int> cuda_index;   // the GPU of this number; none: a share of the CPU
+  bool deterministic = false;      // CUDA: only algorithms that give equal bits every time
+  std::string algorithm_cache;     // CUDA: file of measured choices; "": none
+  bool graphs = true;              // CUDA: kernels are recorded as graphs and replayed
+  bool tf32 = false;               // CUDA: float32 products may round their operands to TF32
+  int64_t communicator_bytes = 0;  // CUDA: to be left free beside the arena
   std::chrono::milliseconds deadline = std::chrono::seconds(60);  // of collectives
 };
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "parallel/cluster_file.h"
+#include "parallel/communicator_memory.h"
 #include "planner/plan_pins.h"
 #include "runtime/launcher.h"
 #include "runtime/load_cuda.h"
@@ -283,6 +284,10 @@ std::vector<DeviceOptions> devices_of_ranks(const Options& options,
                     ", on another host or with another GPU: start the ranks in the plan's order, "
                     "or leave 'devices' out of the plan");
     result.push_back(devices[device]);
+    if (result.back().cuda_index) {
+      result.back().communicator_bytes =
+          communicator_bytes(plan.data_parallel, plan.tensor_parallel, plan.pipeline_parallel);
+    }
   }
   return result;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <thread>
 
+#include "parallel/communicator_memory.h"
 #include "runtime/rank_devices.h"
 #include "runtime/trainer.h"
 #include "tests/cuda/cuda_training_run.h"
@@ -37,7 +38,7 @@ class CudaRanksRun : public CudaTrainingTest {
                concat("hosts: [{count: 1, devices: [{count: ",
                       count,
                       ", type: my-card}], intra: nvlink3}]\n"
-                      "devices: {my-card: {memory: 1GiB, flops: {fp32: 1e13, fp64: 1e13, bf16: "
+                      "devices: {my-card: {memory: 8GiB, flops: {fp32: 1e13, fp64: 1e13, bf16: "
                       "1e14}, memory_bandwidth: 1e12}}\n"));
     std::string devices = "cuda:0";
     for (int i = 1; i < count; ++i) {
@@ -213,6 +214,34 @@ TEST_F(CudaRanksRun, EachOfSeveralGpusHasAProcess) {
   ASSERT_TRUE(given);
   EXPECT_EQ(given->num_local, 1);
   EXPECT_EQ(given->place.rank, 1);
+}
+
+// A little beside the arena is not enough.
+TEST_F(CudaRanksRun, RoomForCommunicatorsIsAskedForBeforeTheyTakeIt) {
+  const std::string path = model("mlp", {"--hidden", "8"});
+  const Words devices = gpus(2, {"--dp", "2"});
+  const size_t wanted = static_cast<size_t>(communicator_bytes(2, 1, 1));
+  ASSERT_GT(wanted, size_t{1} << 28);
+  const auto message_of = [&](size_t memory_bytes, size_t taken) -> std::string {
+    cuda_double::reset(
+        {.num_devices = 4, .memory_bytes = memory_bytes, .communicator_bytes = taken});
+    try {
+      train(path, devices, kShortStep);
+    } catch (const Error& error) {
+      EXPECT_EQ(exit_code(error.code()), 5);
+      return error.what();
+    }
+    return "";
+  };
+  constexpr size_t kArena = size_t{1} << 24;  // more than it has
+  EXPECT_EQ(message_of(wanted + kArena, wanted), "");
+  const std::string refused = message_of(wanted, wanted);
+  EXPECT_THAT(refused, HasSubstr(concat("and NCCL about ", wanted, " beside them, ")));
+  EXPECT_THAT(refused, HasSubstr(" are free, short by "));
+  // NCCL takes more than was thought.
+  const std::string failed = message_of(wanted + kArena, wanted + kArena);
+  EXPECT_THAT(failed, HasSubstr(concat("Failed to CUDA calloc ", wanted + kArena, " bytes")));
+  EXPECT_THAT(failed, HasSubstr(concat("of the GPU's ", wanted + kArena, " bytes are free")));
 }
 
 TEST_F(CudaRanksRun, DeterministicSumsAreNotLeftToTheSwitches) {

@@ -1,0 +1,20 @@
+// What NCCL is reckoned to take of a GPU's memory.
+#include "parallel/communicator_memory.h"
+
+#include <gtest/gtest.h>
+
+namespace trainrt {
+namespace {
+
+TEST(CommunicatorMemoryTest, EachGroupOfARankTakesItsOwn) {
+  EXPECT_EQ(communicator_bytes(1, 1, 1), 0);
+  const int64_t two = communicator_bytes(2, 1, 1);
+  EXPECT_GT(two, 0);
+  EXPECT_GT(communicator_bytes(8, 1, 1), two);
+  EXPECT_EQ(communicator_bytes(1, 2, 1), two);
+  EXPECT_EQ(communicator_bytes(2, 2, 1), 2 * two);
+  EXPECT_GT(communicator_bytes(1, 1, 2), two);  // and channels of messages
+}
+
+}  // namespace
+}  // namespace trainrt
