@@ -6,6 +6,7 @@
 #include "graph/base/error.h"
 #include "planner/plan_report.h"
 #include "planner/report_parts.h"
+#include "planner/step_memory.h"
 
 namespace trainrt {
 
@@ -145,7 +146,7 @@ std::vector<MemoryBar> memory_bars(const PlanRequest& request, const Candidate& 
       bars.push_back({concat("rank ", rank, ", ", request.topology.type_of(device).name),
                       own.breakdown,
                       own.peak_bytes,
-                      request.topology.reserved_bytes(device),
+                      reserved_bytes(request.topology, c.layout, device),
                       request.topology.capacity_bytes(device)});
     }
     return bars;

@@ -6,6 +6,7 @@
 
 #include "graph/base/error.h"
 #include "planner/report_parts.h"
+#include "planner/step_memory.h"
 
 namespace trainrt {
 
@@ -65,7 +66,7 @@ Json ranks_array(const PlanRequest& request, const PlanResult& result) {
                      {"device", request.topology.device(device).name},
                      {"stage", rank / per_stage},
                      {"peak_bytes", own.peak_bytes},
-                     {"reserved_bytes", request.topology.reserved_bytes(device)},
+                     {"reserved_bytes", reserved_bytes(request.topology, c.layout, device)},
                      {"capacity_bytes", request.topology.capacity_bytes(device)},
                      {"breakdown", memory_object(own.breakdown)}});
   }

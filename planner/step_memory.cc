@@ -10,6 +10,8 @@
 #include <map>
 #include <numeric>
 
+#include "parallel/communicator_memory.h"
+
 namespace trainrt {
 
 int stages_in_flight(const Layout& layout, int stage, int m) {
@@ -251,6 +253,14 @@ class StageBytes {
 
 }  // namespace
 
+int64_t reserved_bytes(const Topology& topology, const Layout& layout, int device) {
+  const int64_t communicators =
+      topology.type_of(device).is_cpu()
+          ? 0
+          : communicator_bytes(layout.data, layout.tensor, layout.pipeline);
+  return topology.reserved_bytes(device) + communicators;
+}
+
 std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
                                          const Topology& topology,
                                          const Layout& layout) {
@@ -265,7 +275,7 @@ std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
     memory.breakdown = own.breakdown;
     memory.peak_bytes = own.peak_bytes;
     memory.capacity_bytes = topology.capacity_bytes(device);
-    memory.reserved_bytes = topology.reserved_bytes(device);
+    memory.reserved_bytes = reserved_bytes(topology, layout, device);
     StageMemory& stage = stages[static_cast<size_t>(memory.stage)];
     if (rank % per_stage == 0 || memory.missing_bytes() > stage.missing_bytes()) {
       stage = memory;
@@ -304,7 +314,7 @@ void StageMemories::add_group(std::vector<int> data_ranks) {
     bool is_first = true;
     const auto look = [&](int rank) {  // the device with the least room decides
       const int device = layout.device(rank);
-      const int64_t reserved = request.topology->reserved_bytes(device);
+      const int64_t reserved = reserved_bytes(*request.topology, layout, device);
       const int64_t capacity = request.topology->capacity_bytes(device);
       if (is_first || capacity - reserved < least_room) {
         least_room = capacity - reserved;

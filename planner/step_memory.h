@@ -74,6 +74,10 @@ class StageMemories {
   std::unique_ptr<StageRuns> runs_;
 };
 
+// What the rank's device keeps from the plan: for context, kernels and libraries, and on a GPU for
+// communicators (parallel/communicator_memory).
+int64_t reserved_bytes(const Topology& topology, const Layout& layout, int device);
+
 // Of each pipeline rank, the device that is nearest to its limit.
 std::vector<StageMemory> stages_of_ranks(const std::vector<RankMemory>& ranks,
                                          const Topology& topology,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/cluster_file.h"
+#include "parallel/communicator_memory.h"
 #include "planner/stage_partition.h"
 #include "planner/step_memory.h"
 #include "planner/transformer_profile.h"
@@ -106,6 +107,14 @@ TEST_F(DataRanksTest, SynchronisedStatisticsAreSummedInEveryMicroBatch) {
       3 * 2 * (collective(Collective::kAllReduce, 4096) + collective(Collective::kAllReduce, 8192));
   EXPECT_NEAR(synced.breakdown.gradients - local.breakdown.gradients, sums, 0.1 * sums);
   EXPECT_NEAR(synced.seconds - local.seconds, sums, 0.1 * sums);
+}
+
+TEST_F(DataRanksTest, RoomForCommunicatorsIsKeptOnGpus) {
+  EXPECT_EQ(predict().stages[0].reserved_bytes,
+            topology_.reserved_bytes(0) + communicator_bytes(layout_.data, 1, 1));
+  EXPECT_GT(communicator_bytes(layout_.data, 1, 1), 0);
+  EXPECT_EQ(reserved_bytes(make_preset("cpu:4"), layout_, 0),
+            make_preset("cpu:4").reserved_bytes(0));
 }
 
 TEST_F(DataRanksTest, AnExactReductionExchangesSubtreesOfTheLogicalShards) {
