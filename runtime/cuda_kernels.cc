@@ -52,6 +52,8 @@ Target target_of(const std::string& isa) {
           false};
 }
 
+constexpr const char* kOptions[] = {"--std=c++20", "--device-as-default-execution-space"};
+
 std::string log_of(nvrtcProgram program) {
   size_t bytes = 0;
   if (nvrtcGetProgramLogSize(program, &bytes) != NVRTC_SUCCESS || bytes <= 1) {
@@ -75,8 +77,7 @@ std::string compile(const DeviceSource& source, const Target& target) {
                                         static_cast<int>(names.size()),
                                         texts.data(),
                                         names.data()));
-  const char* options[] = {
-      target.option.c_str(), "--std=c++20", "--device-as-default-execution-space"};
+  const char* options[] = {target.option.c_str(), kOptions[0], kOptions[1]};
   const nvrtcResult status =
       nvrtcCompileProgram(program.get(), static_cast<int>(std::size(options)), options);
   TRAINRT_REQUIRE(status == NVRTC_SUCCESS,
@@ -108,7 +109,11 @@ std::string key_of(const DeviceSource& source, const Target& target) {
   for (const DeviceHeader& header : source.headers) {
     headers = hash_name(header.text, hash_name(header.name, headers));
   }
-  return concat("NVRTC ", major, ".", minor, " ", target.option, " ", headers, "\n", source.text);
+  std::string key = concat("NVRTC ", major, ".", minor, " ", target.option);
+  for (const char* option : kOptions) {
+    key += concat(" ", option);
+  }
+  return concat(key, " ", headers, "\n", source.text);
 }
 
 // Nothing when the file is not there, or holds the code of another key.

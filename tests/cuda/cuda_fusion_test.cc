@@ -4,6 +4,7 @@
 #include <nvrtc.h>
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "graph/fused_elementwise.h"
@@ -255,6 +256,8 @@ TEST_F(CudaFusionTest, KernelsAreCompiledOnceAndKept) {
   const Course first = train(path, kGpu, steps);
   const size_t compiled = cuda_double::compiled_texts().size();
   ASSERT_GT(compiled, 0u);
+  const std::vector<std::string> options = cuda_double::compiled_texts()[0].options;
+  ASSERT_GT(options.size(), 1u);
   std::set<std::string> texts;
   for (const cuda_double::CompiledText& text : cuda_double::compiled_texts()) {
     EXPECT_TRUE(texts.insert(text.text).second) << text.text;
@@ -262,6 +265,15 @@ TEST_F(CudaFusionTest, KernelsAreCompiledOnceAndKept) {
   cuda_double::reset();
   EXPECT_EQ(train(path, kGpu, steps).losses, first.losses);
   EXPECT_EQ(cuda_double::compiled_texts().size(), 0u);
+  // A kept file names what else the code depends on.
+  for (const auto& kept : std::filesystem::directory_iterator(folder_.file("algorithms.kernels"))) {
+    std::ifstream file(kept.path(), std::ios::binary);
+    std::string line;
+    std::getline(file, line);
+    for (const std::string& option : options) {
+      EXPECT_THAT(line, HasSubstr(option));
+    }
+  }
   // Of a damaged file, or another version's, nothing is believed.
   cuda_double::reset();
   for (const auto& kept : std::filesystem::directory_iterator(folder_.file("algorithms.kernels"))) {
