@@ -1,7 +1,14 @@
 // MatMulReluGrad and MatMulWeightBiasGrad by cuBLASLt's epilogues, or by a product and a kernel of
 // our own: for float64, and where cuBLASLt has no algorithm with the epilogue.
+#include <cublasLt.h>
+
+#include <utility>
+
+#include "graph/base/log.h"
 #include "ops/launch.cuh"
 #include "ops/matmul_problem.cuh"
+#include "ops/reduce.cuh"
+#include "ops/reduce_rules.h"
 
 namespace trainrt {
 
@@ -37,22 +44,6 @@ struct KeepMasked {
   }
 };
 
-// Sums of the columns of x, one thread each.
-template <typename T>
-struct SumColumn {
-  const T* x;
-  T* sums;
-  int64_t rows, columns;
-  TRAINRT_HOST_DEVICE void operator()(int64_t j) const {
-    using C = ComputeOf<T>;
-    C sum = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-      sum += to_compute<C>(x[row * columns + j]);
-    }
-    sums[j] = to_storage<T>(sum);
-  }
-};
-
 // A product with an epilogue, and without.
 class JoinedProduct {
  public:
@@ -66,9 +57,19 @@ class JoinedProduct {
     const void* const first = context.raw_input(0);
     const void* const second = context.raw_input(1);
     void* const y = context.raw_output(0);
-    if (has_epilogue_ && aux != nullptr &&
-        joined_.try_run(context, first, second, y, workspace, nullptr, nullptr, aux)) {
-      return true;
+    if (has_epilogue_ && aux != nullptr) {
+      if (joined_.try_run(context, first, second, y, workspace, nullptr, nullptr, aux)) {
+        return true;
+      }
+      if (!std::exchange(told_, true)) {
+        log_info("node '",
+                 context.node().name,
+                 "' (",
+                 context.node().op_type,
+                 "): a product and a kernel run: cuBLASLt ",
+                 cublasLtGetVersion(),
+                 " has no algorithm that does both");
+      }
     }
     alone_.run(context, first, second, y, workspace);
     return false;
@@ -86,7 +87,7 @@ class JoinedProduct {
   }
 
   cublas::Matmul alone_, joined_;
-  bool has_epilogue_;
+  bool has_epilogue_, told_ = false;
 };
 
 Kernel relu_grad_cuda(const OpContext& op, const DeviceSpec& spec) {
@@ -109,23 +110,32 @@ Kernel relu_grad_cuda(const OpContext& op, const DeviceSpec& spec) {
   };
 }
 
+// Partial sums lie where the product has had its workspace.
+void sum_columns(KernelContext& context, int64_t rows, int64_t columns, const void* x, void* sums) {
+  const ReductionWalk walk = reduction_walk({rows, columns}, {0});
+  const auto run = [&]<typename C>(C) {
+    launch_reduction<reduce::Sum, elementwise::StoredFloat<C>, C>(
+        context, walk, context.input_dtype(0), x, sums, context.workspace(), 1);
+  };
+  if (context.input_dtype(0) == DType::kFloat64) {
+    run(double{});
+  } else {
+    run(float{});
+  }
+}
+
 Kernel weight_bias_grad_cuda(const OpContext& op, const DeviceSpec& spec) {
   const int summed = static_cast<int>(op.attributes().get_int("summed"));
   const auto product = std::make_shared<JoinedProduct>(
       op, spec, summed == 0 ? cublas::Epilogue::kSumOfA : cublas::Epilogue::kSumOfB);
-  const int64_t rows = product_of(op).k, columns = op.input_shape(summed).back();
-  return [product, summed, rows, columns](KernelContext& context) {
+  const int64_t rows = product_of(op).k;
+  return [product, summed, rows](KernelContext& context) {
     void* sums = context.has_output(1) ? context.raw_output(1) : nullptr;
     const bool done = context.has_output(0) && product->run(context, context.workspace(), sums);
     if (done || sums == nullptr) {
       return;
     }
-    dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
-      using T = decltype(tag);
-      launch(context,
-             columns,
-             SumColumn<T>{context.input<T>(summed), context.output<T>(1), rows, columns});
-    });
+    sum_columns(context, rows, context.input_shape(summed).back(), context.raw_input(summed), sums);
   };
 }
 

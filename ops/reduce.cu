@@ -1,17 +1,8 @@
-// CUDA kernels of the reductions, of the gradient of ReduceProd, of ArgMax, ArgMin and TopK, and of
-// CumSum.
-//
-// A team of lanes reduces one output. Where the innermost dim is kept, neighbouring outputs lie
-// side by side and one thread each reads better: a column of threads walks down the rows. Few
-// outputs with much to reduce are cut into segments first, whose results lie in the workspace. All
-// cuts follow from the shape, so the bits do, too.
-#include <algorithm>
-#include <limits>
-
+// CUDA kernels of the reductions (ops/reduce.cuh), of the gradient of ReduceProd, of ArgMax, ArgMin
+// and TopK, and of CumSum.
 #include "ops/elementwise.cuh"
 #include "ops/reduce.cuh"
 #include "ops/reduce_rules.h"
-#include "ops/reduce_segments.h"
 
 namespace trainrt {
 
@@ -20,133 +11,18 @@ namespace {
 using elementwise::StoredFloat;
 using elementwise::StoredInteger;
 
-// One output or, with segments, one segment of one output.
-template <typename R, typename S, typename A>
-struct ReduceTeam {
-  ReductionWalk walk;
-  const void* in;
-  void* out;
-  A* partial;  // [outputs][segments], when there is more than one
-  DType dtype;
-  int64_t segments, segment_size;
-  double count;
-
-  template <typename T>
-  TRAINRT_HOST_DEVICE void operator()(const T& team, int64_t index) const {
-    const int64_t output = index / segments;
-    const int64_t first = index % segments * segment_size;
-    const int64_t rest = walk.count - first;
-    const int64_t n = rest < segment_size ? rest : segment_size;
-    const int64_t base = walk.kept(output);
-    const ReductionWalk& w = walk;
-    const void* data = in;
-    const DType type = dtype;
-    const A total = team.reduce(
-        n,
-        R::template init<A>(),
-        [&](int64_t i) {
-          return R::step(R::template init<A>(), S::load(data, type, base + w.reduced(first + i)));
-        },
-        [](const A& a, const A& b) { return R::merge(a, b); });
-    if (!team.leads()) {
-      return;
-    }
-    if (segments > 1) {
-      partial[index] = total;
-    } else {
-      S::store(out, dtype, output, static_cast<typename S::C>(R::finish(total, count)));
-    }
-  }
-};
-
-template <typename R, typename S, typename A>
-struct MergeSegments {
-  const A* partial;
-  void* out;
-  DType dtype;
-  int64_t segments;
-  double count;
-  TRAINRT_HOST_DEVICE void operator()(int64_t output) const {
-    A total = partial[output * segments];
-    for (int64_t s = 1; s < segments; ++s) {
-      total = R::merge(total, partial[output * segments + s]);
-    }
-    S::store(out, dtype, output, static_cast<typename S::C>(R::finish(total, count)));
-  }
-};
-
-// One thread per output.
-template <typename R, typename S, typename A>
-struct ReduceColumn {
-  ReductionWalk walk;
-  const void* in;
-  void* out;
-  A* partial;
-  DType dtype;
-  int64_t segments, segment_size;
-  double count;
-
-  TRAINRT_HOST_DEVICE void operator()(int64_t index) const {
-    const int64_t segment = index / walk.outputs, output = index % walk.outputs;
-    const int64_t first = segment * segment_size;
-    const int64_t end = first + segment_size < walk.count ? first + segment_size : walk.count;
-    const int64_t base = walk.kept(output);
-    A total = R::template init<A>();
-    for (int64_t i = first; i < end; ++i) {
-      total = R::step(total, S::load(in, dtype, base + walk.reduced(i)));
-    }
-    if (segments > 1) {
-      partial[output * segments + segment] = total;
-    } else {
-      S::store(out, dtype, output, static_cast<typename S::C>(R::finish(total, count)));
-    }
-  }
-};
-
 template <typename R, typename S, typename A>
 void reduce_as(KernelContext& context) {
   const ReductionWalk walk =
       reduction_walk(context.input_shape(0), context.attributes().get_ints("axes"));
-  const bool columns = walk.num_kept > 0 && walk.kept_strides[walk.num_kept - 1] == 1 &&
-                       walk.kept_dims[walk.num_kept - 1] >= 32;
-  // Partial results lie in the workspace.
-  const int64_t room = static_cast<int64_t>(context.workspace().size() / sizeof(A)) /
-                       std::max<int64_t>(1, walk.outputs);
-  const int64_t wanted = reduce::device_segments(walk.outputs, walk.count, columns);
-  const int64_t segments = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, room));
-  const int64_t segment_size = (walk.count + segments - 1) / std::max<int64_t>(1, segments);
   const double count = static_cast<double>(context.attributes().get_int("count", walk.count));
-  A* partial = reinterpret_cast<A*>(context.workspace().data());
-  if (columns) {
-    launch(context,
-           walk.outputs * segments,
-           ReduceColumn<R, S, A>{walk,
-                                 context.raw_input(0),
-                                 context.raw_output(0),
-                                 partial,
-                                 context.input_dtype(0),
-                                 segments,
-                                 segment_size,
-                                 count});
-  } else {
-    launch_teams(context,
-                 walk.outputs * segments,
-                 segment_size,
-                 ReduceTeam<R, S, A>{walk,
-                                     context.raw_input(0),
-                                     context.raw_output(0),
-                                     partial,
-                                     context.input_dtype(0),
-                                     segments,
-                                     segment_size,
-                                     count});
-  }
-  if (segments > 1) {
-    launch(context,
-           walk.outputs,
-           MergeSegments<R, S, A>{
-               partial, context.raw_output(0), context.input_dtype(0), segments, count});
-  }
+  launch_reduction<R, S, A>(context,
+                            walk,
+                            context.input_dtype(0),
+                            context.raw_input(0),
+                            context.raw_output(0),
+                            context.workspace(),
+                            count);
 }
 
 template <typename R>

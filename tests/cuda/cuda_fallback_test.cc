@@ -3,6 +3,8 @@
 #include <cublasLt.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "graph/op_def.h"
 #include "tests/cuda/cuda_double_device.h"
 #include "tests/support/device_case.h"
@@ -15,10 +17,10 @@ using cuda_double::Fault;
 
 class CudaFallbackTest : public ::testing::Test {
  protected:
-  // Runs the operator's first example and answers with all that was logged.
-  std::string run(const std::string& type, DType dtype = DType::kFloat32) {
+  // Runs one of the operator's examples and answers with all that was logged.
+  std::string run(const std::string& type, DType dtype = DType::kFloat32, size_t example = 0) {
     const OpDef& op = get_op(type);
-    const NodeCase test_case = make_case(op, op.examples.at(0), dtype);
+    const NodeCase test_case = make_case(op, op.examples.at(example), dtype);
     const std::vector<Tensor> expected = run_case(test_case);
     ::testing::internal::CaptureStderr();
     const std::vector<Tensor> actual = run_on_device(test_case, **device_, std::nullopt, true);
@@ -112,6 +114,23 @@ TEST_F(CudaFallbackTest, AKernelMultipliesWhenCublasLtHasNoAlgorithm) {
       }
     }
     EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_DEFAULT), 0);
+  }
+}
+
+// cuBLASLt wants rows that are aligned, of what an epilogue reads or writes.
+TEST_F(CudaFallbackTest, AProductWhoseEpilogueCublasLtRefusesSaysSoOnce) {
+  for (const std::string type : {"MatMulReluGrad", "MatMulWeightBiasGrad"}) {
+    const std::vector<OpExample>& examples = get_op(type).examples;
+    const auto narrow =
+        std::find_if(examples.begin(), examples.end(), [](const OpExample& example) {
+          return example.name.starts_with("one_");
+        });
+    ASSERT_NE(narrow, examples.end());
+    const std::string logged =
+        run(type, DType::kFloat32, static_cast<size_t>(narrow - examples.begin()));
+    const std::string said = "(" + type + "): a product and a kernel run";
+    EXPECT_TRUE(has(logged, said)) << logged;
+    EXPECT_EQ(logged.find(said), logged.rfind(said)) << logged;
   }
 }
 

@@ -96,6 +96,15 @@ TEST(CudaOperatorSizesTest, SumsOfManyBlocksEqualTheReferenceKernel) {
                {.name = "many",
                 .attributes = {{"kind", std::string("squared")}},
                 .inputs = {{DType::kFloat32, {40000}}, {DType::kFloat32, {40000}}}});
+  for (const std::string name : {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceLogSumExp"}) {
+    const auto reduction = [](const Shape& shape, const std::vector<int64_t>& axes) {
+      return OpExample{
+          .name = "many", .attributes = {{"axes", axes}}, .inputs = {{DType::kFloat32, shape}}};
+    };
+    expect_equal(name, reduction({3, 40000}, {1}));
+    expect_equal(name, reduction({5000, 40}, {0}));
+    expect_equal(name, reduction({150, 3, 150}, {0, 2}));
+  }
   // Few rows, each named by many positions; and places that updates meet at.
   Tensor rows = labels_of(kItems, 3);
   std::replace(rows.data<int64_t>(), rows.data<int64_t>() + kItems, int64_t{-100}, int64_t{1});
@@ -109,6 +118,20 @@ TEST(CudaOperatorSizesTest, SumsOfManyBlocksEqualTheReferenceKernel) {
                 .attributes = {{"axis", int64_t{0}}, {"reduction", std::string("add")}},
                 .inputs = {{DType::kFloat32, {3}}, labels, numbers},
                 .values = {{}, rows, {}}});
+}
+
+// A thread per column would walk down all rows: they are cut into segments, which a team merges.
+TEST(CudaOperatorSizesTest, ABiasGradientOfManyRowsIsSummedInSegments) {
+  DoubleDevice device;
+  const OpExample example{.name = "rows",
+                          .attributes = {{"summed", int64_t{1}}},
+                          .inputs = {{DType::kFloat32, {5000, 32}}, {DType::kFloat32, {5000, 40}}}};
+  const NodeCase test_case = make_case(get_op("MatMulWeightBiasGrad"), example, DType::kFloat64);
+  const std::vector<Tensor> expected = run_case(test_case);
+  const std::vector<Tensor> actual = run_on_device(test_case, *device);
+  EXPECT_TRUE(tensors_near(actual.at(0), expected.at(0), 1e-10));
+  EXPECT_TRUE(tensors_near(actual.at(1), expected.at(1), 1e-10));
+  EXPECT_EQ(cuda_double::num_launches(), 2);
 }
 
 // A thread block updates some thousand elements, each lane several of them.
