@@ -1,6 +1,8 @@
 // CUDA kernels of operators that make or select elements by position: Dropout and random tensors,
 // Fill, Cast, OneHot, Trilu, ReverseSequence.
 #include <cmath>
+#include <tuple>
+#include <type_traits>
 
 #include "graph/convert_number.h"
 #include "ops/elementwise.cuh"
@@ -11,38 +13,87 @@ namespace trainrt {
 
 namespace {
 
+template <typename T>
+bool is_pack_aligned(const T* data) {
+  return reinterpret_cast<uintptr_t>(data) % sizeof(elementwise::Pack<T>) == 0;
+}
+
 // ---- random numbers ----------------------------------------------------------------------------
 
-template <typename T>
-struct DropElement {
+// A pack of elements, whose draws are one block of random numbers as a rule. `kWhole`: packs lie
+// aligned.
+template <typename T, bool kWhole>
+struct DropPack {
   DeviceDraws draws;
   const T* x;
   T* y;
   bool* mask;
+  int64_t n;
   uint32_t limit;
   ComputeOf<T> scale;
-  TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
+  TRAINRT_HOST_DEVICE void operator()(int64_t pack) const {
     using C = ComputeOf<T>;
-    const bool kept = draws(i) >= limit;
-    y[i] = to_storage<T>(kept ? to_compute<C>(x[i]) * scale : C(0));
-    if (mask != nullptr) {
-      mask[i] = kept;
+    constexpr int kPack = elementwise::kPack;
+    static_assert(kPack == std::tuple_size_v<RandomBlock>);
+    const int64_t first = pack * kPack;
+    const RandomBlock words = draws.four(first);
+    elementwise::Pack<T> from, to;
+    elementwise::Pack<bool> kept;
+    const bool whole = kWhole && first + kPack <= n;
+    if (whole) {
+      from = *reinterpret_cast<const elementwise::Pack<T>*>(x + first);
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      if (first + j < n) {
+        kept.values[j] = words[j] >= limit;
+        const C value = to_compute<C>(whole ? from.values[j] : x[first + j]);
+        to.values[j] = to_storage<T>(kept.values[j] ? value * scale : C(0));
+      }
+    }
+    if (whole) {
+      *reinterpret_cast<elementwise::Pack<T>*>(y + first) = to;
+      if (mask != nullptr) {
+        *reinterpret_cast<elementwise::Pack<bool>*>(mask + first) = kept;
+      }
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      if (first + j < n) {
+        y[first + j] = to.values[j];
+        if (mask != nullptr) {
+          mask[first + j] = kept.values[j];
+        }
+      }
     }
   }
 };
 
 void dropout_cuda(KernelContext& context) {
   const double ratio = context.attributes().get_float("ratio", 0.5);
+  const int64_t n = num_elements(context.input_shape(0));
   dispatch_stored(context.node(), context.input_dtype(0), [&](auto tag) {
     using T = decltype(tag);
-    launch(context,
-           num_elements(context.input_shape(0)),
-           DropElement<T>{DeviceDraws(draw_source(context, context.input_shape(0))),
-                          context.input<T>(0),
-                          context.output<T>(0),
-                          context.output<bool>(1),
-                          drop_threshold(ratio),
-                          static_cast<ComputeOf<T>>(drop_scale(ratio))});
+    const T* x = context.input<T>(0);
+    T* y = context.output<T>(0);
+    bool* mask = context.output<bool>(1);
+    const auto run = [&]<bool kWhole>(std::bool_constant<kWhole>) {
+      launch(context,
+             (n + elementwise::kPack - 1) / elementwise::kPack,
+             DropPack<T, kWhole>{DeviceDraws(draw_source(context, context.input_shape(0))),
+                                 x,
+                                 y,
+                                 mask,
+                                 n,
+                                 drop_threshold(ratio),
+                                 static_cast<ComputeOf<T>>(drop_scale(ratio))});
+    };
+    if (is_pack_aligned(x) && is_pack_aligned(y) && is_pack_aligned(mask)) {
+      run(std::true_type{});
+    } else {
+      run(std::false_type{});
+    }
   });
 }
 
@@ -196,11 +247,7 @@ void cast_cuda(KernelContext& context) {
       const From* from = context.input<From>(0);
       To* to = context.output<To>(0);
       if constexpr (kIsStoredFloat<From> && kIsStoredFloat<To>) {
-        const auto aligned = [](const void* data, size_t bytes) {
-          return reinterpret_cast<uintptr_t>(data) % bytes == 0;
-        };
-        if (aligned(from, sizeof(elementwise::Pack<From>)) &&
-            aligned(to, sizeof(elementwise::Pack<To>))) {
+        if (is_pack_aligned(from) && is_pack_aligned(to)) {
           launch(context,
                  (n + elementwise::kPack - 1) / elementwise::kPack,
                  CastPack<From, To>{from, to, n});

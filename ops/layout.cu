@@ -1,6 +1,7 @@
 // CUDA kernels that move elements between strided views of memory: Transpose, Expand, Concat,
 // Split, Slice and its gradient, Pad; and plain copies.
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "graph/convert_number.h"
@@ -15,25 +16,68 @@ namespace trainrt {
 
 namespace {
 
-template <typename Word>
+struct alignas(16) Word128 {
+  uint64_t halves[2];
+};
+
+// Index holds any number below the count of words: dividing takes long in 64 bits.
+template <typename Word, typename Index>
 struct StridedCopy {
   const Word* from;
   Word* to;
   int ndim;
-  int64_t dims[kMaxDims];
+  Index dims[kMaxDims];
   int64_t from_strides[kMaxDims];
   int64_t to_strides[kMaxDims];
   TRAINRT_HOST_DEVICE void operator()(int64_t i) const {
-    int64_t source = 0, target = 0, rest = i;
-    for (int d = ndim - 1; d >= 0; --d) {
-      const int64_t index = rest % dims[d];
-      rest /= dims[d];
+    int64_t source = 0, target = 0;
+    Index rest = static_cast<Index>(i);
+    for (int d = ndim - 1; d > 0; --d) {
+      const Index next = rest / dims[d];
+      const int64_t index = static_cast<int64_t>(rest - next * dims[d]);
+      rest = next;
       source += index * from_strides[d];
       target += index * to_strides[d];
     }
+    source += static_cast<int64_t>(rest) * from_strides[0];
+    target += static_cast<int64_t>(rest) * to_strides[0];
     to[target] = from[source];
   }
 };
+
+// Bytes of the largest word in which both views can be copied: runs along the innermost dim are
+// whole words, which begin at their multiples.
+int64_t word_bytes(const BroadcastLoops& loops, int64_t element_bytes, const void* from, void* to) {
+  if (loops.inner_stride(0) != 1 || loops.inner_stride(1) != 1) {
+    return element_bytes;
+  }
+  int64_t common = 16 | loops.inner() * element_bytes | reinterpret_cast<intptr_t>(from) |
+                   reinterpret_cast<intptr_t>(to);
+  for (size_t d = 0; d + 1 < static_cast<size_t>(loops.ndim); ++d) {
+    common |= (loops.strides[0][d] | loops.strides[1][d]) * element_bytes;
+  }
+  return common & -common;
+}
+
+template <typename Word, typename Index>
+void launch_copy(KernelContext& context,
+                 const BroadcastLoops& loops,
+                 int64_t elements_per_word,
+                 const void* from,
+                 void* to) {
+  StridedCopy<Word, Index> copy{
+      static_cast<const Word*>(from), static_cast<Word*>(to), loops.ndim, {}, {}, {}};
+  int64_t words = 1;
+  for (size_t d = 0; d < static_cast<size_t>(loops.ndim); ++d) {
+    const bool inner = d + 1 == static_cast<size_t>(loops.ndim);
+    const int64_t dim = inner ? loops.dims[d] / elements_per_word : loops.dims[d];
+    copy.dims[d] = static_cast<Index>(dim);
+    copy.to_strides[d] = inner ? loops.strides[0][d] : loops.strides[0][d] / elements_per_word;
+    copy.from_strides[d] = inner ? loops.strides[1][d] : loops.strides[1][d] / elements_per_word;
+    words *= dim;
+  }
+  launch(context, words, copy);
+}
 
 }  // namespace
 
@@ -44,17 +88,27 @@ void copy_views(KernelContext& context,
                 const StridedView& from) {
   const std::array<Shape, 2> strides = {to.strides, from.strides};
   const BroadcastLoops loops = merge_loops(dims, strides);
-  dispatch_word(dtype, [&](auto tag) {
-    using Word = decltype(tag);
-    StridedCopy<Word> copy{
-        static_cast<const Word*>(from.base), static_cast<Word*>(to.base), loops.ndim, {}, {}, {}};
-    for (size_t d = 0; d < static_cast<size_t>(loops.ndim); ++d) {
-      copy.dims[d] = loops.dims[d];
-      copy.to_strides[d] = loops.strides[0][d];
-      copy.from_strides[d] = loops.strides[1][d];
+  const int64_t bytes = word_bytes(loops, dtype_bytes(dtype), from.base, to.base);
+  const auto run = [&]<typename Word>(Word) {
+    const int64_t per_word = static_cast<int64_t>(sizeof(Word)) / dtype_bytes(dtype);
+    if (num_elements(dims) <= std::numeric_limits<uint32_t>::max()) {
+      launch_copy<Word, uint32_t>(context, loops, per_word, from.base, to.base);
+    } else {
+      launch_copy<Word, uint64_t>(context, loops, per_word, from.base, to.base);
     }
-    launch(context, num_elements(dims), copy);
-  });
+  };
+  switch (bytes) {
+    case 1:
+      return run(uint8_t{});
+    case 2:
+      return run(uint16_t{});
+    case 4:
+      return run(uint32_t{});
+    case 8:
+      return run(uint64_t{});
+    default:
+      return run(Word128{});
+  }
 }
 
 namespace {
@@ -231,10 +285,12 @@ struct PadGradient {
   T* dx;
   // The first place from `i` on along dim d that comes from `target`; outer[d] when there is none.
   TRAINRT_HOST_DEVICE int64_t place(int d, int64_t i, int64_t target) const {
-    while (i < dims.outer[d] && pad_source(i, dims.pads[d], dims.inner[d], dims.mode) != target) {
-      ++i;
+    const int64_t outer = dims.outer[d];
+    if (outer == dims.inner[d] && dims.pads[d] == 0) {
+      return i <= target ? target : outer;
     }
-    return i;
+    const int64_t next = next_pad_place(i, target, dims.pads[d], dims.inner[d], dims.mode);
+    return next < outer ? next : outer;
   }
   TRAINRT_HOST_DEVICE void operator()(int64_t j) const {
     int64_t target[kMaxDims], first[kMaxDims], at[kMaxDims];

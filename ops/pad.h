@@ -49,4 +49,32 @@ TRAINRT_HOST_DEVICE inline int64_t pad_source(int64_t i,
   }
 }
 
+// The first place from `i` on in the padded dim that comes from element `target`: beyond the dim's
+// end when there is none.
+TRAINRT_HOST_DEVICE inline int64_t next_pad_place(
+    int64_t i, int64_t target, int64_t pad_begin, int64_t n, PadMode mode) {
+  constexpr int64_t kNone = INT64_MAX;
+  // The first that differs from `place` by a multiple of `period`.
+  const auto repeated = [i](int64_t place, int64_t period) {
+    return i + ((place - i) % period + period) % period;
+  };
+  const int64_t own = pad_begin + target;
+  switch (mode) {
+    case PadMode::kConstant:
+      return i <= own ? own : kNone;
+    case PadMode::kEdge:
+      if (target == n - 1 && i > own) {
+        return i;
+      }
+      return target == 0 && i < own ? i : (i <= own ? own : kNone);
+    case PadMode::kWrap:
+      return repeated(own, n);
+    default: {
+      const int64_t period = n > 1 ? 2 * (n - 1) : 1;
+      const int64_t there = repeated(own, period), back = repeated(pad_begin - target, period);
+      return there < back ? there : back;
+    }
+  }
+}
+
 }  // namespace trainrt

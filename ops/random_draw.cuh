@@ -25,8 +25,22 @@ class DeviceDraws {
     }
   }
 
-  // The draw of element i of the tensor.
-  TRAINRT_HOST_DEVICE uint32_t operator()(int64_t i) const {
+  // Neighbours of an element along the last dim, which share all that takes divisions.
+  struct Row {
+    uint64_t key, sample;
+    int64_t element, stride;
+    // The draw of the neighbour j further on.
+    TRAINRT_HOST_DEVICE uint32_t operator[](int64_t j) const {
+      const int64_t at = element + j * stride;
+      const RandomBlock block = philox(key, static_cast<uint64_t>(at / 4), sample);
+      // Not block[at % 4], which would put the block into local memory.
+      const int64_t word = at % 4;
+      return word == 0 ? block[0] : word == 1 ? block[1] : word == 2 ? block[2] : block[3];
+    }
+  };
+
+  // The neighbours of element i.
+  TRAINRT_HOST_DEVICE Row row(int64_t i) const {
     int64_t sample = 0, element = 0;
     for (int d = ndim_ - 1; d >= 0; --d) {
       int64_t position = offsets_[d] + i % dims_[d];
@@ -38,9 +52,24 @@ class DeviceDraws {
       }
       element += position * strides_[d];
     }
-    const RandomBlock block = philox(
-        key_, static_cast<uint64_t>(element / 4), first_sample_ + static_cast<uint64_t>(sample));
-    return block[static_cast<size_t>(element % 4)];
+    return {key_,
+            first_sample_ + static_cast<uint64_t>(sample),
+            element,
+            ndim_ > 0 ? strides_[ndim_ - 1] : 0};
+  }
+
+  // The draw of element i of the tensor.
+  TRAINRT_HOST_DEVICE uint32_t operator()(int64_t i) const { return row(i)[0]; }
+
+  // Those of the elements [i, i + 4): one block, as a rule.
+  TRAINRT_HOST_DEVICE RandomBlock four(int64_t i) const {
+    const Row first = row(i);
+    const int64_t length = ndim_ > 0 ? dims_[ndim_ - 1] : 1;
+    if (batch_axis_ != ndim_ - 1 && first.stride == 1 && first.element % 4 == 0 &&
+        length % 4 == 0 && i % 4 == 0) {
+      return philox(key_, static_cast<uint64_t>(first.element / 4), first.sample);
+    }
+    return {first[0], (*this)(i + 1), (*this)(i + 2), (*this)(i + 3)};
   }
 
  private:

@@ -1,7 +1,6 @@
 // CUDA kernels of Resize and its gradient. Each resized axis is a sparse matrix (ops/resize.h) and
 // takes one launch, from tensor to buffer to tensor; the tables of all axes are copied to the
-// workspace first. One thread per element written: the gradient's looks through the outputs for
-// those that have its element as a tap.
+// workspace first, those of the gradient transposed. One thread per element written.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -19,38 +18,21 @@ namespace {
 template <typename C>
 struct ResizeAxis {
   using S = elementwise::StoredFloat<C>;
+  const int32_t *starts, *index;
   const double *weights, *constant;
-  const int32_t* index;
-  int64_t in, out, taps, inner;
+  int64_t from_size, to_size, inner;
   const void* from;
   void* to;
   DType from_dtype, to_dtype;
-  bool transposed;
 
-  TRAINRT_HOST_DEVICE C forward(int64_t o, int64_t i, int64_t j) const {
-    C sum = constant == nullptr ? C(0) : static_cast<C>(constant[i]);
-    for (int64_t t = i * taps; t < (i + 1) * taps; ++t) {
-      const C weight = static_cast<C>(weights[t]);
-      if (weight != C(0)) {
-        sum += weight * S::load(from, from_dtype, (o * in + index[t]) * inner + j);
-      }
-    }
-    return sum;
-  }
-  TRAINRT_HOST_DEVICE C backward(int64_t o, int64_t k, int64_t j) const {
-    C sum = 0;
-    for (int64_t t = 0; t < out * taps; ++t) {
-      if (index[t] == k && weights[t] != 0) {
-        sum += static_cast<C>(weights[t]) *
-               S::load(from, from_dtype, (o * out + t / taps) * inner + j);
-      }
-    }
-    return sum;
-  }
   TRAINRT_HOST_DEVICE void operator()(int64_t at) const {
-    const int64_t length = transposed ? in : out;
-    const int64_t j = at % inner, i = at / inner % length, o = at / (inner * length);
-    S::store(to, to_dtype, at, transposed ? backward(o, i, j) : forward(o, i, j));
+    const int64_t j = at % inner, i = at / inner % to_size, o = at / (inner * to_size);
+    C sum = constant == nullptr ? C(0) : static_cast<C>(constant[i]);
+    for (int32_t t = starts[i]; t < starts[i + 1]; ++t) {
+      sum += static_cast<C>(weights[t]) *
+             S::load(from, from_dtype, (o * from_size + index[t]) * inner + j);
+    }
+    S::store(to, to_dtype, at, sum);
   }
 };
 
@@ -87,22 +69,19 @@ void run_steps(KernelContext& context, const ResizeProblem& p, PinnedTables& tab
   for (size_t s = 0; s < tables.steps().size(); ++s) {
     const ResizeStep& step = tables.steps()[s];
     const bool last = s + 1 == tables.steps().size();
-    shape[static_cast<size_t>(step.axis)] = p.transposed ? step.in : step.out;
-    const auto doubles = [blob](int64_t offset) {
-      return offset < 0 ? nullptr : reinterpret_cast<const double*>(blob + offset);
-    };
-    ResizeAxis<C> axis{doubles(step.weights),
-                       doubles(step.constant),
-                       reinterpret_cast<const int32_t*>(blob + step.index),
-                       step.in,
-                       step.out,
-                       step.taps,
-                       dims_product(shape, step.axis + 1, static_cast<int>(shape.size())),
-                       from,
-                       last ? context.raw_output(0) : buffers[s % 2],
-                       from_dtype,
-                       last ? context.output_dtype(0) : dtype_of<C>,
-                       p.transposed};
+    shape[static_cast<size_t>(step.axis)] = step.to;
+    ResizeAxis<C> axis{
+        reinterpret_cast<const int32_t*>(blob + step.starts),
+        reinterpret_cast<const int32_t*>(blob + step.index),
+        reinterpret_cast<const double*>(blob + step.weights),
+        step.constant < 0 ? nullptr : reinterpret_cast<const double*>(blob + step.constant),
+        step.from,
+        step.to,
+        dims_product(shape, step.axis + 1, static_cast<int>(shape.size())),
+        from,
+        last ? context.raw_output(0) : buffers[s % 2],
+        from_dtype,
+        last ? context.output_dtype(0) : dtype_of<C>};
     launch(context, num_elements(shape), axis);
     from = axis.to;
     from_dtype = axis.to_dtype;

@@ -2,30 +2,35 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ops/resize.h"
 
 namespace trainrt {
 
-// Where the taps of one axis lie in the blob of tables, and what the map does.
+// The matrix of one axis, by rows of what is written: of the forward operator's outputs, or, where
+// it is transposed, of its inputs, each with the outputs that have it as a tap. Element i is
+// sum over t in [starts[i], starts[i + 1]) of weights[t] x[index[t]], plus constant[i].
 struct ResizeStep {
   int axis = 0;
-  int64_t in = 1, out = 1, taps = 1;
-  int64_t weights = 0, index = 0, constant = -1;  // byte offsets; -1: no extrapolation
+  int64_t from = 1, to = 1;                                   // the axis before and after
+  int64_t starts = 0, index = 0, weights = 0, constant = -1;  // byte offsets; -1: none
 };
 
 struct ResizeTables {
   std::vector<ResizeStep> steps;  // in the order in which they run
-  std::vector<std::byte> blob;    // weights and constants in float64, indices in int32
+  std::vector<std::byte> blob;    // weights and constants in float64, the rest in int32
 };
 
 inline ResizeTables resize_tables(const ResizeProblem& p, const Attributes& attributes) {
   ResizeTables tables;
-  const auto append = [&tables](const void* data, size_t bytes) {
-    const size_t at = tables.blob.size();
+  const auto append = [&tables](const auto& data) {
+    const size_t at = tables.blob.size(), bytes = data.size() * sizeof(data[0]);
     tables.blob.resize(at + (bytes + 63) / 64 * 64);
-    std::memcpy(tables.blob.data() + at, data, bytes);
+    if (bytes > 0) {
+      std::memcpy(tables.blob.data() + at, data.data(), bytes);
+    }
     return static_cast<int64_t>(at);
   };
   std::vector<AxisMap> maps = resize_maps(attributes, p.in, p.out);
@@ -33,12 +38,30 @@ inline ResizeTables resize_tables(const ResizeProblem& p, const Attributes& attr
     std::reverse(maps.begin(), maps.end());
   }
   for (const AxisMap& map : maps) {
-    const std::vector<int32_t> index(map.index.begin(), map.index.end());
-    ResizeStep step{map.axis, map.in, map.out, map.taps, 0, 0, -1};
-    step.weights = append(map.weight.data(), map.weight.size() * sizeof(double));
-    step.index = append(index.data(), index.size() * sizeof(int32_t));
+    const int64_t to = p.transposed ? map.in : map.out;
+    std::vector<std::vector<std::pair<int32_t, double>>> rows(static_cast<size_t>(to));
+    for (size_t t = 0; t < map.index.size(); ++t) {
+      const int64_t output = static_cast<int64_t>(t) / map.taps, input = map.index[t];
+      if (map.weight[t] != 0) {
+        rows[static_cast<size_t>(p.transposed ? input : output)].emplace_back(
+            static_cast<int32_t>(p.transposed ? output : input), map.weight[t]);
+      }
+    }
+    std::vector<int32_t> starts = {0}, index;
+    std::vector<double> weights;
+    for (const auto& row : rows) {
+      for (const auto& [from, weight] : row) {
+        index.push_back(from);
+        weights.push_back(weight);
+      }
+      starts.push_back(static_cast<int32_t>(index.size()));
+    }
+    ResizeStep step{map.axis, p.transposed ? map.out : map.in, to};
+    step.starts = append(starts);
+    step.index = append(index);
+    step.weights = append(weights);
     if (!map.constant.empty() && !p.transposed) {
-      step.constant = append(map.constant.data(), map.constant.size() * sizeof(double));
+      step.constant = append(map.constant);
     }
     tables.steps.push_back(step);
   }

@@ -163,6 +163,77 @@ TEST(CudaOperatorSizesTest, UpdatesOfManyBlocksEqualTheReferenceKernel) {
   }
 }
 
+// Four elements share a block of random numbers where the last dim allows: the draws are the CPU's.
+TEST(CudaDropoutTest, DrawsWhatTheCpuDraws) {
+  DoubleDevice device;
+  for (const Shape& shape : {Shape{5, 8}, Shape{3, 4, 12}, Shape{3, 6}, Shape{9}, Shape{1, 4}}) {
+    const OpExample example{.name = "draws",
+                            .attributes = get_op("Dropout").examples.at(0).attributes,
+                            .inputs = {{DType::kFloat32, shape}}};
+    const NodeCase test_case = make_case(get_op("Dropout"), example);
+    const std::vector<Tensor> expected = run_case(test_case);
+    const std::vector<Tensor> actual = run_on_device(test_case, *device);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(tensors_identical(actual[i], expected[i])) << shape_string(shape);
+    }
+  }
+}
+
+// Every element finds the places that were padded with it, however often a mode repeats it.
+TEST(CudaPadTest, GradientsOfPaddingEqualTheReferenceKernels) {
+  DoubleDevice device;
+  for (const char* mode : {"constant", "reflect", "edge", "wrap"}) {
+    for (int64_t n = 1; n <= 4; ++n) {
+      for (int64_t begin = -1; begin <= 7; ++begin) {
+        for (const int64_t end : {-1, 0, 5}) {
+          if (n + std::min<int64_t>(begin, 0) + std::min<int64_t>(end, 0) < 1) {
+            continue;  // refused: nothing is left to repeat
+          }
+          const OpExample example{.name = "places",
+                                  .attributes = {{"pads", std::vector<int64_t>{0, begin, 0, end}},
+                                                 {"mode", std::string(mode)}},
+                                  .inputs = {{DType::kFloat32, {2, begin + n + end}}}};
+          const NodeCase test_case = make_case(get_op("PadGrad"), example, DType::kFloat64);
+          EXPECT_TRUE(tensors_near(
+              run_on_device(test_case, *device).at(0), run_case(test_case).at(0), 1e-12))
+              << mode << ", " << n << " elements between " << begin << " and " << end;
+        }
+      }
+    }
+  }
+}
+
+// Copies by words of several elements, and of one where a dim or an offset is no multiple.
+TEST(CudaCopyTest, WordsOfSeveralElementsEqualTheReferenceKernel) {
+  DoubleDevice device;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (const int64_t inner : {1, 2, 3, 4, 6, 8, 16}) {
+      const auto expect_equal = [&](const std::string& name, const OpExample& example) {
+        const NodeCase test_case = make_case(get_op(name), example);
+        const std::vector<Tensor> expected = run_case(test_case);
+        const std::vector<Tensor> actual = run_on_device(test_case, *device);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(tensors_identical(actual[i], expected[i]))
+              << name << " of " << dtype_name(dtype) << ", innermost dim " << inner;
+        }
+      };
+      const std::vector<int64_t> sizes = {inner, 3, inner};
+      expect_equal("Split",
+                   {.name = "words",
+                    .attributes = {{"axis", int64_t{1}}, {"split", sizes}},
+                    .inputs = {{dtype, {3, 2 * inner + 3}}}});
+      expect_equal("Transpose",
+                   {.name = "words",
+                    .attributes = {{"perm", std::vector<int64_t>{1, 0, 2}}},
+                    .inputs = {{dtype, {3, 5, inner}}}});
+      expect_equal("Expand",
+                   {.name = "words",
+                    .attributes = {{"shape", Shape{3, 5, inner}}},
+                    .inputs = {{dtype, {3, 1, inner}}}});
+    }
+  }
+}
+
 // What no integer is near to becomes the nearest one, and NaN 0, as on the CPU.
 TEST(CudaCastTest, IntegersOfFloatsBeyondTheirRangeEqualTheCpus) {
   DoubleDevice device;
