@@ -50,11 +50,15 @@ struct Rules {
   TRAINRT_HOST_DEVICE C masked(C score, const C* row, int64_t j) const {
     return row == nullptr ? score : score + row[j * mask_column];
   }
-  TRAINRT_HOST_DEVICE C dropped(C value, int64_t index, int64_t i, int64_t j) const {
+  // The draws of row i of a head.
+  TRAINRT_HOST_DEVICE DeviceDraws::Row row_draws(int64_t index, int64_t i) const {
+    return drops && sk > 0 ? draws.row((index * sq + i) * sk) : DeviceDraws::Row{};
+  }
+  TRAINRT_HOST_DEVICE C dropped(C value, const DeviceDraws::Row& row, int64_t j) const {
     if (!drops) {
       return value;
     }
-    return draws((index * sq + i) * sk + j) >= limit ? value * static_cast<C>(scale) : C(0);
+    return row[j] >= limit ? value * static_cast<C>(scale) : C(0);
   }
 };
 
@@ -108,9 +112,10 @@ struct SoftmaxRow {
         [](C a, C b) { return a > b ? a : b; });
     const C sum = team_sum<C>(
         team, n, [&](int64_t j) { return vmath::exp(rule.masked(row[j], mask, j) - max); });
+    const DeviceDraws::Row draws = rules.row_draws(index, i);
     team.for_each(rules.sk, [&](int64_t j) {
       const C p = j < n ? vmath::exp(rule.masked(row[j], mask, j) - max) / sum : C(0);
-      to[j] = to_storage<T>(j < n ? rule.dropped(p, index, i, j) : p);
+      to[j] = to_storage<T>(j < n ? rule.dropped(p, draws, j) : p);
     });
     if (team.leads() && lse != nullptr) {
       lse[first * rules.sq + r] = max + vmath::log(sum);
@@ -151,13 +156,14 @@ struct GradRow {
       return vmath::exp(rule.masked(self.scores[r * rule.sk + j], mask, j) - shift);
     };
     const C total = mask == nullptr ? C(1) : team_sum<C>(team, n, probability);
+    const DeviceDraws::Row draws = rules.row_draws(index, i);
     team.for_each(rules.sk, [&](int64_t j) {
       const int64_t at = r * rule.sk + j;
       C p = 0, grad = 0;
       if (j < n) {
         p = probability(j) / total;
-        grad = p * (rule.dropped(self.grads[at], index, i, j) - mean);
-        p = rule.dropped(p, index, i, j);
+        grad = p * (rule.dropped(self.grads[at], draws, j) - mean);
+        p = rule.dropped(p, draws, j);
       }
       self.dropped[at] = to_storage<T>(p);
       self.grads[at] = grad;
