@@ -5,12 +5,15 @@
 //   GroupNorm(x, scale, bias)                  -> y, mean, inv_std     mean, inv_std: [n, groups],
 //   GroupNormGrad(dy, x, scale, mean, inv_std) -> dx, dscale, dbias    float32 for 16-bit x
 //
-// With h = (x - mean) inv_std: per (sample, channel) the sums of dy and dy h go to the workspace;
-// from them follow the sums of a group (weighted by scale) and, over samples in order, dscale,
-// dbias.
+// x is [n, spatial..., c] where `layout` is "nhwc". With h = (x - mean) inv_std: per (sample,
+// channel) the sums of dy and dy h go to the workspace; from them follow the sums of a group
+// (weighted by scale) and, over samples in order, dscale, dbias.
+#include "ops/group_norm.h"
+
 #include <cmath>
 
 #include "graph/autodiff.h"
+#include "graph/passes/layout.h"
 #include "graph/upgrade.h"
 #include "ops/rows.h"
 
@@ -18,27 +21,195 @@ namespace trainrt {
 
 namespace {
 
-struct GroupView {
-  int64_t n = 1, groups = 1, channels = 1, s = 1;  // channels per group, positions per channel
-  int64_t c() const { return groups * channels; }
-  int64_t length() const { return channels * s; }
-};
+using group_norm::GroupView;
+using group_norm::Scratch;
+using group_norm::view_of;
 
-template <typename Context>
-GroupView view_of(const Context& op) {
-  const Shape& x = op.input_shape(op.node().op_type == "GroupNormGrad" ? 1 : 0);
-  TRAINRT_REQUIRE(
-      x.size() >= 2, kInvalidModel, "GroupNorm wants [n, c, ...], got ", shape_string(x));
-  const int64_t groups = op.attributes().get_int("num_groups");
-  TRAINRT_REQUIRE(groups > 0 && x[1] % groups == 0,
-                  kInvalidModel,
-                  "GroupNorm: ",
-                  x[1],
-                  " channels do not divide into ",
-                  groups,
-                  " groups");
-  return {x[0], groups, x[1] / groups, dims_product(x, 2, static_cast<int>(x.size()))};
+// ---- channels last ---------------------------------------------------------------------------
+
+// Sums over the positions of each image of two terms per channel: out is [n][2][c].
+template <typename Term>
+void image_sums(
+    KernelContext& op, const GroupView& v, const Scratch& scratch, double* room, const Term& term) {
+  const int64_t c = v.c();
+  op.parallel_for(v.n * scratch.parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      double* sums = room + 2 * k * c;
+      std::fill(sums, sums + 2 * c, 0.0);
+      const int64_t n = k / scratch.parts, first = k % scratch.parts * scratch.part;
+      for (int64_t p = first; p < std::min(v.s, first + scratch.part); ++p) {
+        const int64_t row = (n * v.s + p) * c;
+#pragma omp simd
+        for (int64_t j = 0; j < c; ++j) {
+          double a, b;
+          term(row + j, n * c + j, a, b);
+          sums[j] += a;
+          sums[c + j] += b;
+        }
+      }
+    }
+  });
+  double* out = room + scratch.sums();
+  for (int64_t n = 0; n < v.n; ++n) {
+    for (int64_t i = 0; i < 2 * c; ++i) {
+      double sum = 0;
+      for (int64_t k = 0; k < scratch.parts; ++k) {
+        sum += room[2 * (n * scratch.parts + k) * c + i];
+      }
+      out[2 * n * c + i] = sum;
+    }
+  }
 }
+
+// out[i] = value(i, the channel's place in arrays [n][c]).
+template <typename T, typename Value>
+void map_rows(KernelContext& op, const GroupView& v, T* out, const Value& value) {
+  const int64_t c = v.c();
+  op.parallel_for(v.n * v.s, row_grain(c), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t numbers = row / v.s * c;
+#pragma omp simd
+      for (int64_t j = 0; j < c; ++j) {
+        out[row * c + j] = value(row * c + j, numbers + j);
+      }
+    }
+  });
+}
+
+// Sum of entry(channel) over the channels of a group of an image.
+template <typename Entry>
+double group_sum(const GroupView& v, int64_t group, const Entry& entry) {
+  double sum = 0;
+  for (int64_t k = 0; k < v.channels; ++k) {
+    sum += entry(group * v.channels + k);
+  }
+  return sum;
+}
+
+template <typename C, typename T>
+void forward_last(KernelContext& op, double* room) {
+  using S = Compute<T>;
+  const GroupView v = view_of(op);
+  const Scratch scratch = group_norm::cpu_scratch(v);
+  const int64_t c = v.c();
+  const double epsilon = op.attributes().get_float("epsilon", 1e-5);
+  const double count = static_cast<double>(v.length());
+  const T *x = op.input<T>(0), *scale = op.input<T>(1), *bias = op.input<T>(2);
+  const double* sums = room + scratch.sums();
+  double* numbers = room + scratch.numbers();
+  double *mean = numbers, *factor = numbers + v.n * c, *shift = factor + v.n * c;
+  const auto for_each_group = [&](const auto& fn) {
+    for (int64_t row = 0; row < v.n * v.groups; ++row) {
+      fn(row, row / v.groups, row % v.groups);
+    }
+  };
+  image_sums(op, v, scratch, room, [x](int64_t i, int64_t, double& a, double& b) {
+    a = load<double>(x[i]);
+    b = 0;
+  });
+  for_each_group([&](int64_t, int64_t n, int64_t group) {
+    const double value =
+        group_sum(v, group, [&](int64_t channel) { return sums[2 * n * c + channel]; }) / count;
+    std::fill_n(mean + n * c + group * v.channels, v.channels, value);
+  });
+  image_sums(op, v, scratch, room, [x, mean](int64_t i, int64_t at, double& a, double& b) {
+    const double d = load<double>(x[i]) - mean[at];
+    a = d * d;
+    b = 0;
+  });
+  for_each_group([&](int64_t row, int64_t n, int64_t group) {
+    const double square =
+        group_sum(v, group, [&](int64_t channel) { return sums[2 * n * c + channel]; });
+    const double inv = 1 / std::sqrt(square / count + epsilon);
+    if (S* mean_out = op.output<S>(1)) {
+      mean_out[row] = v.channels == 0 ? S(NAN) : static_cast<S>(mean[n * c + group * v.channels]);
+    }
+    if (S* inv_out = op.output<S>(2)) {
+      inv_out[row] = static_cast<S>(inv);
+    }
+    for (int64_t channel = group * v.channels; channel < (group + 1) * v.channels; ++channel) {
+      factor[n * c + channel] = inv * load<double>(scale[channel]);
+      shift[n * c + channel] = load<double>(bias[channel]);
+    }
+  });
+  map_rows(op, v, op.output<T>(0), [=](int64_t i, int64_t at) {
+    return store<T>((load<C>(x[i]) - static_cast<C>(mean[at])) * static_cast<C>(factor[at]) +
+                    static_cast<C>(shift[at]));
+  });
+}
+
+// dbias and dscale: sums of images in order, the latter `n_stride` / 2 behind the former.
+template <typename T>
+void add_images(KernelContext& op, const GroupView& v, const double* sums, int64_t n_stride) {
+  for (int64_t channel = 0; channel < v.c(); ++channel) {
+    double dbias = 0, dscale = 0;
+    for (int64_t n = 0; n < v.n; ++n) {
+      dbias += sums[n * n_stride + channel];
+      dscale += sums[n * n_stride + n_stride / 2 + channel];
+    }
+    if (op.has_output(1)) {
+      op.output<T>(1)[channel] = store<T>(dscale);
+    }
+    if (op.has_output(2)) {
+      op.output<T>(2)[channel] = store<T>(dbias);
+    }
+  }
+}
+
+// dx = factor dy - (x slope + shift), numbers of a channel of an image.
+template <typename C, typename T>
+void backward_last(KernelContext& op, double* room) {
+  using S = Compute<T>;
+  const GroupView v = view_of(op);
+  const Scratch scratch = group_norm::cpu_scratch(v);
+  const int64_t c = v.c();
+  const double count = static_cast<double>(v.length());
+  const T *dy = op.input<T>(0), *x = op.input<T>(1), *scale = op.input<T>(2);
+  const S *mean = op.input<S>(3), *inv = op.input<S>(4);
+  const double* sums = room + scratch.sums();
+  double* numbers = room + scratch.numbers();
+  double *factor = numbers, *slope = numbers + v.n * c, *shift = slope + v.n * c;
+  for (int64_t at = 0; at < v.n * c; ++at) {  // h = (x - shift) slope, for the sums
+    const int64_t row = at / v.channels;
+    slope[at] = static_cast<double>(inv[row]);
+    shift[at] = static_cast<double>(mean[row]);
+  }
+  image_sums(op, v, scratch, room, [=](int64_t i, int64_t at, double& a, double& b) {
+    a = load<double>(dy[i]);
+    b = a * ((load<double>(x[i]) - shift[at]) * slope[at]);
+  });
+  if (op.has_output(1) || op.has_output(2)) {
+    add_images<T>(op, v, sums, 2 * c);
+  }
+  for (int64_t row = 0; row < v.n * v.groups; ++row) {
+    const int64_t n = row / v.groups, group = row % v.groups;
+    const double* of = sums + 2 * n * c;
+    const auto weighted = [&](int64_t which) {
+      return group_sum(v,
+                       group,
+                       [&](int64_t channel) {
+                         return load<double>(scale[channel]) * of[which * c + channel];
+                       }) /
+             count;
+    };
+    const double mean_g = weighted(0), mean_gh = weighted(1);
+    const double k = static_cast<double>(inv[row]);
+    for (int64_t channel = group * v.channels; channel < (group + 1) * v.channels; ++channel) {
+      const int64_t at = n * c + channel;
+      factor[at] = k * load<double>(scale[channel]);
+      slope[at] = k * k * mean_gh;
+      shift[at] = k * mean_g - static_cast<double>(mean[row]) * slope[at];
+    }
+  }
+  if (T* dx = op.output<T>(0)) {
+    map_rows(op, v, dx, [=](int64_t i, int64_t at) {
+      return store<T>(load<C>(dy[i]) * static_cast<C>(factor[at]) -
+                      (load<C>(x[i]) * static_cast<C>(slope[at]) + static_cast<C>(shift[at])));
+    });
+  }
+}
+
+// ---- planes of a channel ---------------------------------------------------------------------
 
 // C is double in the reference kernel.
 template <typename C, typename T>
@@ -141,8 +312,40 @@ void backward(KernelContext& op, double* sums) {
   }
 }
 
-int64_t sums_bytes(const GroupView& v) {
-  return 2 * v.n * v.c() * static_cast<int64_t>(sizeof(double));
+// Of the kernels on the CPU, and of those on CUDA.
+int64_t workspace(const OpContext& op, const DeviceSpec& spec) {
+  const GroupView v = view_of(op);
+  if (v.last) {
+    return (spec.backend == Backend::kCpu ? group_norm::cpu_scratch(v)
+                                          : group_norm::device_scratch(v))
+        .bytes();
+  }
+  const bool needs_sums = spec.backend == Backend::kCpu && op.node().op_type == "GroupNormGrad";
+  return needs_sums ? 2 * v.n * v.c() * static_cast<int64_t>(sizeof(double)) : 0;
+}
+
+template <typename C, typename T>
+void run(KernelContext& op, double* room) {
+  const bool last = view_of(op).last;
+  if (op.node().op_type == "GroupNormGrad") {
+    last ? backward_last<C, T>(op, room) : backward<C, T>(op, room);
+  } else {
+    last ? forward_last<C, T>(op, room) : forward<C, T>(op);
+  }
+}
+
+void run_reference(KernelContext& op) {
+  const GroupView v = view_of(op);
+  std::vector<double> room(
+      static_cast<size_t>(v.last ? group_norm::cpu_scratch(v).bytes() / 8 : 2 * v.n * v.c()));
+  dispatch_real(op.input_dtype(0), [&](auto tag) { run<double, decltype(tag)>(op, room.data()); });
+}
+
+void run_fast(KernelContext& op) {
+  dispatch_real(op.input_dtype(0), [&](auto tag) {
+    run<Compute<decltype(tag)>, decltype(tag)>(op,
+                                               reinterpret_cast<double*>(op.workspace().data()));
+  });
 }
 
 TensorTypes infer_forward(const OpContext& op) {
@@ -176,10 +379,11 @@ ShardingRule sharding(const OpContext& op) {
   const bool grad = op.node().op_type == "GroupNormGrad";
   const GroupView v = view_of(op);
   const int ndim = static_cast<int>(op.input_shape(grad ? 1 : 0).size());
-  std::string x = "n (g c)";
+  std::string x = v.last ? "n" : "n (g c)";
   for (int d = 2; d < ndim; ++d) {
     x += concat(" s", d);
   }
+  x += v.last ? " (g c)" : "";
   Factors factors(op,
                   grad ? concat(x, ", ", x, ", (g c), n g, n g -> ", x, ", (g c), (g c)")
                        : concat(x, ", (g c), (g c) -> ", x, ", n g, n g"));
@@ -208,9 +412,14 @@ ValueId through_statistics(GradientBuilder& g) {
     return kNoValue;
   }
   const Shape x = g.input_shape(0), statistics = g.shape(g.saved_output(1));
-  const Shape rows = {statistics[0], statistics[1], num_elements(x) / num_elements(statistics)};
-  const Shape column = {statistics[0], statistics[1], 1};
-  const double n = static_cast<double>(rows[2]);
+  const int64_t length = num_elements(x) / num_elements(statistics);
+  const double n = static_cast<double>(length);
+  Shape rows = {statistics[0], statistics[1], length}, column = {statistics[0], statistics[1], 1};
+  if (g.attributes().get_string("layout", "nchw") == "nhwc") {
+    const int64_t channels = x.back() / statistics[1];
+    rows = {statistics[0], length / channels, statistics[1], channels};
+    column = {statistics[0], 1, statistics[1], 1};
+  }
   ValueId dx = kNoValue;
   if (g.output_grad(1) != kNoValue) {
     dx = g.expand(g.reshape(g.mul(g.output_grad(1), 1 / n), column), rows);
@@ -279,6 +488,10 @@ void upgrade_instance(UpgradeContext& u) {
                    .at(0));
 }
 
+TensorType example_image(bool last) {
+  return {DType::kFloat32, last ? Shape{2, 3, 5, 8} : Shape{2, 8, 3, 5}};
+}
+
 OpDef forward_op() {
   OpDef op;
   op.name = "GroupNorm";
@@ -286,24 +499,22 @@ OpDef forward_op() {
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 8); };
   op.sharding = sharding;
   op.localize = localize;
-  op.reference_kernel = [](KernelContext& context) {
-    dispatch_real(context.input_dtype(0),
-                  [&](auto tag) { forward<double, decltype(tag)>(context); });
-  };
-  op.cpu_kernel = [](KernelContext& context) {
-    dispatch_real(context.input_dtype(0),
-                  [&](auto tag) { forward<Compute<decltype(tag)>, decltype(tag)>(context); });
-  };
+  op.reference_kernel = run_reference;
+  op.cpu_kernel = run_fast;
+  op.workspace = workspace;
   op.gradient = gradient;
   op.cheap = true;
   op.precision = PrecisionRule::kFollow;
   for (const auto& [name, groups] : {std::pair{"groups", 2}, std::pair{"instances", 8}}) {
-    op.examples.push_back({.name = name,
-                           .attributes = {{"num_groups", int64_t{groups}}, {"epsilon", 1e-5}},
-                           .inputs = {{DType::kFloat32, {2, 8, 3, 5}},
-                                      {DType::kFloat32, {8}},
-                                      {DType::kFloat32, {8}}},
-                           .values = {}});
+    for (const bool last : {false, true}) {
+      op.examples.push_back(
+          {.name = concat(name, last ? "_nhwc" : ""),
+           .attributes = {{"num_groups", int64_t{groups}},
+                          {"epsilon", 1e-5},
+                          {"layout", std::string(last ? "nhwc" : "nchw")}},
+           .inputs = {example_image(last), {DType::kFloat32, {8}}, {DType::kFloat32, {8}}},
+           .values = {}});
+    }
   }
   return op;
 }
@@ -315,34 +526,27 @@ OpDef grad_op() {
   op.cost = [](const OpContext& context) { return memory_bound_cost(context, 12); };
   op.sharding = sharding;
   op.localize = localize;
-  op.reference_kernel = [](KernelContext& context) {
-    std::vector<double> sums(static_cast<size_t>(sums_bytes(view_of(context)) / 8));
-    dispatch_real(context.input_dtype(0),
-                  [&](auto tag) { backward<double, decltype(tag)>(context, sums.data()); });
-  };
-  op.cpu_kernel = [](KernelContext& context) {
-    dispatch_real(context.input_dtype(0), [&](auto tag) {
-      backward<Compute<decltype(tag)>, decltype(tag)>(
-          context, reinterpret_cast<double*>(context.workspace().data()));
-    });
-  };
-  op.workspace = [](const OpContext& context, const DeviceSpec& spec) {
-    return spec.backend == Backend::kCpu ? sums_bytes(view_of(context)) : 0;
-  };
+  op.reference_kernel = run_reference;
+  op.cpu_kernel = run_fast;
+  op.workspace = workspace;
   op.inplace = {{0, 0}};
-  op.examples = {{.name = "groups",
-                  .attributes = {{"num_groups", int64_t{2}}},
-                  .inputs = {{DType::kFloat32, {2, 8, 3, 5}},
-                             {DType::kFloat32, {2, 8, 3, 5}},
-                             {DType::kFloat32, {8}},
-                             {DType::kFloat32, {2, 2}},
-                             {DType::kFloat32, {2, 2}}},
-                  .values = {}}};
+  for (const bool last : {false, true}) {
+    op.examples.push_back({.name = last ? "groups_nhwc" : "groups",
+                           .attributes = {{"num_groups", int64_t{2}},
+                                          {"layout", std::string(last ? "nhwc" : "nchw")}},
+                           .inputs = {example_image(last),
+                                      example_image(last),
+                                      {DType::kFloat32, {8}},
+                                      {DType::kFloat32, {2, 2}},
+                                      {DType::kFloat32, {2, 2}}},
+                           .values = {}});
+  }
   return op;
 }
 
 const RegisterOp kGroupNorm{forward_op()};
 const RegisterOp kGroupNormGrad{grad_op()};
+const RegisterImageRule kImages{"GroupNorm", {.form = ImageForm::kLayout, .images = {0}}};
 const RegisterUpgrade kGroup{"GroupNormalization", upgrade_group};
 const RegisterUpgrade kInstance{"InstanceNormalization", upgrade_instance};
 

@@ -15,8 +15,11 @@ TEST(CudaNormTest, StatisticsOfSixteenBitRowsAreFloat32) {
   DoubleDevice device;
   for (const char* op : {"LayerNormalization", "RMSNormalization", "GroupNorm"}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      expect_exact_statistics(
-          op, dtype, [&](const NodeCase& test_case) { return run_on_device(test_case, *device); });
+      const auto run = [&](const NodeCase& test_case) { return run_on_device(test_case, *device); };
+      expect_exact_statistics(op, dtype, run);
+      if (std::string(op) == "GroupNorm") {
+        expect_exact_statistics(op, dtype, run, /*last=*/true);
+      }
     }
   }
 }
@@ -62,6 +65,32 @@ TEST(CudaNormTest, PacksOfChannelsGiveTheBitsOfSingleElements) {
   }
 }
 
+// The same of a group's channels; sums are made in another order there.
+TEST(CudaNormTest, GroupsOfChannelsSideBySideEqualThoseOfPlanes) {
+  DoubleDevice device;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+    for (const int64_t c : {12, 16}) {
+      SCOPED_TRACE(concat(dtype_name(dtype), ", ", c));
+      const TensorType image{DType::kFloat32, {3, c, 9, 21}}, parameter{DType::kFloat32, {c}},
+          statistic{DType::kFloat32, {3, 4}};
+      const OpExample forward{.name = "image",
+                              .attributes = {{"num_groups", int64_t{4}}, {"epsilon", 1e-5}},
+                              .inputs = {image, parameter, parameter}};
+      OpExample backward = forward;
+      backward.inputs = {image, image, parameter, statistic, statistic};
+      for (const NodeCase& planes : {make_case(get_op("GroupNorm"), forward, dtype),
+                                     make_case(get_op("GroupNormGrad"), backward, dtype)}) {
+        const std::vector<Tensor> expected = run_on_device(planes, *device);
+        const std::vector<Tensor> actual = run_on_device(channels_last(planes), *device);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(tensors_near(actual[i], channels_last(expected[i]), kernel_tolerance(dtype)))
+              << "output " << i;
+        }
+      }
+    }
+  }
+}
+
 // More rows than a block has threads, and so segments than a warp has lanes.
 TEST(CudaNormTest, SumsOverManyRowsEqualTheReferenceKernel) {
   DoubleDevice device;
@@ -82,6 +111,14 @@ TEST(CudaNormTest, SumsOverManyRowsEqualTheReferenceKernel) {
                 .attributes = last,
                 .inputs = {image, image, {DType::kFloat64, {2, 2}}},
                 .values = {{}, {}, Tensor::from<double>({-90, 200, 40000, 50000}, {2, 2})}});
+  const TensorType wide{DType::kFloat32, {2, 100, 200, 4}}, parameter{DType::kFloat32, {4}},
+      groups{DType::kFloat32, {2, 2}};
+  const Attributes grouped = {{"num_groups", int64_t{2}}, {"layout", std::string("nhwc")}};
+  expect_equal("GroupNorm",
+               {.name = "many", .attributes = grouped, .inputs = {wide, parameter, parameter}});
+  expect_equal(
+      "GroupNormGrad",
+      {.name = "many", .attributes = grouped, .inputs = {wide, wide, parameter, groups, groups}});
   const TensorType rows{DType::kFloat32, {5000, 3}}, statistic{DType::kFloat32, {5000, 1}};
   expect_equal("LayerNormGrad",
                {.name = "many",

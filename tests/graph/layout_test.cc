@@ -47,6 +47,24 @@ TEST(LayoutTest, ImageIsTurnedOnceAndStaysTurnedToTheHead) {
   expect_same(g, y);
 }
 
+// As in a U-Net: statistics of groups are taken where the channels lie side by side, and the
+// gradients of what a model makes of them, too.
+TEST(LayoutTest, GroupNormKeepsImagesTurned) {
+  ImageGraph g;
+  ValueId x = g.parameter("x", {2, 3, 5, 7});
+  for (const char* name : {"a", "b"}) {
+    x = g.conv(x, 6, concat("conv_", name));
+    x = g.builder.op("GroupNorm",
+                     {x, g.parameter(concat("scale_", name), {6}), g.parameter(name, {6})},
+                     {{"num_groups", int64_t{2}}, {"epsilon", 1e-5}});
+    x = g.builder.op("Relu", {x});
+  }
+  g.graph.outputs() = {x};
+  const Graph turned = turn_images(g.graph);
+  EXPECT_EQ(count_nodes(turned, "Transpose"), 2);  // of x, and of the result
+  expect_same(g, x);
+}
+
 TEST(LayoutTest, OperandsOfFewerDimsFollow) {
   ImageGraph g;
   const ValueId x = g.conv(g.parameter("x", {2, 3, 4, 5}), 6, "conv");

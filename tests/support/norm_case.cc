@@ -32,10 +32,10 @@ NodeCase backward_of(const std::string& op,
 
 }  // namespace
 
-void expect_exact_statistics(const std::string& op, DType dtype, const CaseRunner& run) {
-  SCOPED_TRACE(concat(op, ", ", dtype_name(dtype)));
+void expect_exact_statistics(const std::string& op, DType dtype, const CaseRunner& run, bool last) {
+  SCOPED_TRACE(concat(op, ", ", dtype_name(dtype), last ? ", nhwc" : ""));
   const bool grouped = op == "GroupNorm";
-  const Shape shape = grouped ? Shape{3, 8, 5, 13} : Shape{24, 130};
+  const Shape shape = last ? Shape{3, 5, 13, 8} : grouped ? Shape{3, 8, 5, 13} : Shape{24, 130};
   const TensorType parameter{DType::kFloat32, {grouped ? 8 : 130}};
   OpExample example{.name = "far",
                     .attributes = {{"epsilon", 1e-5}},
@@ -43,6 +43,9 @@ void expect_exact_statistics(const std::string& op, DType dtype, const CaseRunne
                     .low = 20 - 1.7,
                     .high = 20 + 1.7};
   example.attributes.set(grouped ? "num_groups" : "axis", int64_t{grouped ? 2 : 1});
+  if (last) {
+    example.attributes.set("layout", std::string("nhwc"));
+  }
   if (op != "RMSNormalization") {
     example.inputs.push_back(parameter);
   }

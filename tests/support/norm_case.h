@@ -15,7 +15,11 @@ using CaseRunner = std::function<std::vector<Tensor>(const NodeCase&)>;
 
 // x of mean 20 and deviation 1, through `op` (LayerNormalization, RMSNormalization or GroupNorm)
 // and its gradient, in `dtype` by `run` and in float64 from the same rounded inputs: the statistics
-// are float32, and none of the gradients is off by more than the rounding of dtype.
-void expect_exact_statistics(const std::string& op, DType dtype, const CaseRunner& run);
+// are float32, and none of the gradients is off by more than the rounding of dtype. `last`:
+// GroupNorm's channels lie side by side.
+void expect_exact_statistics(const std::string& op,
+                             DType dtype,
+                             const CaseRunner& run,
+                             bool last = false);
 
 }  // namespace trainrt::testing
