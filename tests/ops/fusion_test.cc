@@ -99,6 +99,25 @@ TEST_F(FusionTest, RmsNormWithReciprocalBecomesOneOperator) {
   expect_fused(b_.mul(parameter("scale", {8}), b_.mul(x, inverse)), "RMSNormalization");
 }
 
+// As PyTorch's exporter writes it; two reshapes of the parameters stay.
+TEST_F(FusionTest, InstanceNormalizationOfReshapedGroupsBecomesGroupNorm) {
+  const ValueId x = parameter("x", {2, 6, 3, 5});
+  const auto per_group = [&](double value) {
+    return b_.constant(Tensor::from(std::vector<double>(2, value), {2}));
+  };
+  const ValueId normalized = b_.op("GroupNorm",
+                                   {b_.reshape(x, {2, 2, 45}), per_group(1), per_group(0)},
+                                   {{"num_groups", int64_t{2}}, {"epsilon", 1e-3}});
+  const ValueId scaled =
+      b_.mul(b_.reshape(normalized, {2, 6, 3, 5}), parameter("scale", {6, 1, 1}));
+  const Graph fused =
+      expect_fused(b_.add(scaled, parameter("bias", {6, 1, 1})), "GroupNorm", /*nodes_left=*/3);
+  const auto norm = std::find_if(fused.nodes().begin(), fused.nodes().end(), [](const Node& node) {
+    return node.op_type == "GroupNorm";
+  });
+  EXPECT_EQ(fused.value(norm->inputs[0]).name, "x");
+}
+
 TEST_F(FusionTest, ErfFormOfGeluBecomesOneOperator) {
   const ValueId x = parameter("x", {5, 7}, 3);
   const ValueId erf = b_.op("Erf", {b_.div(x, scalar(std::sqrt(2.0)))});
