@@ -363,26 +363,76 @@ void DataLoader::choose_samples(StepData& data) const {
   }
 }
 
-void DataLoader::fill(StepData& data) const {
-  SampleReader reader(*dataset_, options_);
+void DataLoader::make_tensors(StepData& data) const {
   data.inputs.resize(data.work.micro_batches.size());
   for (size_t m = 0; m < data.inputs.size(); ++m) {
     const MicroBatch& micro_batch = data.work.micro_batches[m];
     data.inputs[m].resize(bindings_.size());
     for (size_t b = 0; b < bindings_.size(); ++b) {
       const InputBinding& binding = bindings_[b];
-      const Shape sample_shape = cut_shape(binding, micro_batch.length);
-      Shape shape = sample_shape;
+      Shape shape = cut_shape(binding, micro_batch.length);
       shape.insert(shape.begin() + binding.batch_axis, micro_batch.num_samples);
       Tensor& tensor = data.inputs[m][b];
       if (!tensor.defined() || tensor.shape() != shape) {
-        tensor = Tensor(binding.dtype, shape);
+        tensor = options_.make_tensor ? options_.make_tensor(binding.dtype, shape)
+                                      : Tensor(binding.dtype, shape);
       }
-      for (int64_t s = 0; s < micro_batch.num_samples; ++s) {
-        const int64_t sample = data.samples[static_cast<size_t>(micro_batch.first_sample + s)];
+    }
+  }
+}
+
+void DataLoader::fill(StepData& data) const {
+  make_tensors(data);
+  std::vector<std::pair<size_t, int64_t>> places;  // micro-batch, and sample in it
+  int64_t bytes = 0;
+  for (size_t m = 0; m < data.inputs.size(); ++m) {
+    for (int64_t s = 0; s < data.work.micro_batches[m].num_samples; ++s) {
+      places.emplace_back(m, s);
+    }
+    for (const Tensor& tensor : data.inputs[m]) {
+      bytes += tensor.bytes();
+    }
+  }
+  const auto read = [&](size_t first, size_t last) {
+    SampleReader reader(*dataset_, options_);
+    for (size_t i = first; i < last; ++i) {
+      const auto [m, s] = places[i];
+      const MicroBatch& micro_batch = data.work.micro_batches[m];
+      const int64_t sample = data.samples[static_cast<size_t>(micro_batch.first_sample + s)];
+      for (size_t b = 0; b < bindings_.size(); ++b) {
+        const InputBinding& binding = bindings_[b];
         const std::byte* contents = reader.read(binding, sample, micro_batch.length);
-        place_sample(binding, sample_shape, contents, s, micro_batch.num_samples, tensor.raw());
+        place_sample(binding,
+                     cut_shape(binding, micro_batch.length),
+                     contents,
+                     s,
+                     micro_batch.num_samples,
+                     data.inputs[m][b].raw());
       }
+    }
+  };
+  // A thread takes some ten microseconds to start, a MiB a hundred or more to be read.
+  constexpr int64_t kLeastOfThread = 1 << 20;
+  const auto threads = static_cast<size_t>(
+      std::clamp<int64_t>(bytes / kLeastOfThread, 1, std::max(1, options_.threads)));
+  std::vector<std::exception_ptr> errors(threads);
+  const auto read_part = [&](size_t part) {
+    try {
+      read(places.size() * part / threads, places.size() * (part + 1) / threads);
+    } catch (...) {
+      errors[part] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (size_t part = 1; part < threads; ++part) {
+      others.emplace_back(read_part, part);
+    }
+    read_part(0);
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);  // of the first sample that has one, as with one thread
     }
   }
 }

@@ -1,6 +1,6 @@
 // Turns samples into the tensors that each step's micro-batches are fed with, one step ahead on a
-// thread of its own. The order of samples is a pure function of (seed, epoch); the loader's only
-// state is the global sample count.
+// thread of its own, which others may help. The order of samples is a pure function of (seed,
+// epoch); the loader's only state is the global sample count.
 #pragma once
 
 #include <condition_variable>
@@ -69,6 +69,10 @@ struct LoaderOptions {
   int64_t stop = 0;   // and to end at
   // Tokens of each sample of the dataset, for bindings with `past_end`; null: unknown.
   std::function<int64_t(int64_t sample)> length_of = nullptr;
+  // Makes the tensors, on the loader's thread; null: in plain memory. They are filled again and
+  // again.
+  std::function<Tensor(DType dtype, const Shape& shape)> make_tensor = nullptr;
+  int threads = 1;     // that read samples, where there is much to read
   bool peeks = false;  // the step after is looked at while one runs, and the loader ahead of both
 };
 
@@ -97,6 +101,7 @@ class DataLoader {
   void produce();
   void choose_samples(StepData& data) const;
   void fill(StepData& data) const;
+  void make_tensors(StepData& data) const;
 
   std::shared_ptr<const Dataset> dataset_;
   std::vector<InputBinding> bindings_;

@@ -54,7 +54,8 @@ class Device {
   // Throws kInfeasiblePlan above the memory limit, kOutOfMemory when the machine has no more; both
   // with asked, used and limit.
   virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes) = 0;
-  // Zeros in the host's memory, on which the device's kernels work too; no limit counts them.
+  // Zeros in the host's memory, on which the device's kernels and copies work too; no limit counts
+  // them. Any attached thread may ask.
   virtual std::unique_ptr<DeviceBuffer> allocate_host(int64_t bytes) = 0;
   virtual void copy_to_device(void* device, const void* host, int64_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* device, int64_t bytes) = 0;

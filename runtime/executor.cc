@@ -191,7 +191,8 @@ struct Executor::Impl {
                     shape_string(data.shape()),
                     ", wanted ",
                     shape_string(tensor.value->type.shape));
-      device.copy_to_device(to, data.raw(), data.bytes());
+      feed.fetches_inputs ? device.copy(to, data.raw(), data.bytes())
+                          : device.copy_to_device(to, data.raw(), data.bytes());
     }
   }
 

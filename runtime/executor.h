@@ -33,6 +33,9 @@ struct StepFeed {
   const StepWork* work = nullptr;
   // [micro-batch of the step][index into the executor's input names].
   const std::vector<std::vector<Tensor>>* inputs = nullptr;
+  // They lie in memory of Device::allocate_host and stay as they are until the step has ended, so
+  // the device fetches them itself.
+  bool fetches_inputs = false;
   // The step after this one, of the same program, which runs on: its first forwards run among this
   // one's last backwards, and it has to come next. Null: nothing is in flight when this step ends.
   const StepFeed* next = nullptr;

@@ -69,6 +69,10 @@ void RankRunner::gather_peaks() {
   }
 }
 
+bool RankRunner::on_gpu() const {
+  return device_->context().spec().backend == Backend::kCuda;
+}
+
 LoaderOptions RankRunner::loader_options(bool shuffle) const {
   LoaderOptions loader;
   loader.seed = static_cast<uint64_t>(run_.options.seed);
@@ -76,6 +80,17 @@ LoaderOptions RankRunner::loader_options(bool shuffle) const {
   loader.batch = run_.options.batch_size;
   loader.stop = run_.range.stop;
   loader.peeks = compiled_.programs[0]->runs_on();
+  if (on_gpu()) {
+    // A GPU takes samples faster than a thread reads them, and leaves the CPU's cores to others.
+    constexpr int kMostThreads = 8;
+    loader.threads = std::min(kMostThreads, run_.devices[static_cast<size_t>(rank_)].threads);
+    loader.make_tensor = [this](DType dtype, const Shape& shape) {
+      device_->attach_thread();
+      const std::shared_ptr<DeviceBuffer> memory =
+          device_->allocate_host(num_elements(shape) * dtype_bytes(dtype));
+      return Tensor(dtype, shape, memory, memory->data());
+    };
+  }
   if (const auto& batches = run_.job.token_batches) {
     loader.length_of = [batches](int64_t sample) { return batches->lengths().at(sample); };
   }
@@ -126,6 +141,7 @@ StepFeed RankRunner::feed_of(const StepData& data, int64_t step) const {
   feed.skip_overflow = scaler_.active() && !run_.job.from_training_info;
   feed.trains = !run_.job.evaluate;
   feed.inputs = &data.inputs;
+  feed.fetches_inputs = on_gpu();
   feed.work = run_.job.token_batches ? &data.work : nullptr;
   return feed;
 }

@@ -64,6 +64,7 @@ class RankRunner {
   void save(int64_t step, int64_t position);
   CheckpointTensor tensor_to_save(const std::string& name) const;
   void export_model();
+  bool on_gpu() const;
   LoaderOptions loader_options(bool shuffle) const;
   std::unique_ptr<DataLoader> make_loader(bool shuffle, int64_t start) const;
   void arrange(StepData& step) const;

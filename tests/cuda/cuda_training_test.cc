@@ -184,6 +184,31 @@ TEST_F(CudaTrainingTest, AKnownGpuIsPlannedFor) {
   }
 }
 
+// It is read into memory that the GPU fetches it from: no copy of the host's stands in between.
+TEST_F(CudaTrainingTest, AnInputOfAnySizeIsOneCopy) {
+  const auto copies_of_a_step = [&](const std::string& image) {
+    const std::string path = model("mlp", {"--image", image, "--hidden", "2"});
+    int64_t copies[2];
+    for (const int64_t steps : {3, 4}) {
+      cuda_double::reset();
+      train(path, kGpu, {"--steps", std::to_string(steps), "--batch-size", "4"});
+      copies[steps - 3] = cuda_double::num_copies();
+    }
+    return copies[1] - copies[0];
+  };
+  const int64_t copies = copies_of_a_step("8");
+  EXPECT_GT(copies, 0);
+  EXPECT_EQ(copies_of_a_step("600"), copies);  // 5.8 MB
+}
+
+// Samples come from several threads there: 24 of 480 kB.
+TEST_F(CudaTrainingTest, SamplesReadByThreadsAreThoseOfTheCpu) {
+  const std::string path = model("mlp", {"--image", "200", "--channels", "3", "--hidden", "2"});
+  const std::vector<std::string> more = {
+      "--steps", "3", "--batch-size", "24", "--micro-batch-size", "4", "--threads", "3"};
+  expect_near(train(path, kGpu, more), train(path, kCpu, more), 1e-5);
+}
+
 TEST_F(CudaTrainingTest, EveryOrderOfStreamsGivesEqualBits) {
   const std::string path = model("gpt2", kTinyGpt);
   const std::vector<std::string> steps = {"--steps", "2", "--batch-size", "4"};

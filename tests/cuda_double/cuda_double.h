@@ -69,6 +69,8 @@ Fault fault_of(const std::string& engine);
 int64_t num_waits();     // cudaStreamWaitEvent calls since reset()
 int64_t num_launches();  // kernels run since reset(), replays of graphs included
 
+int64_t num_copies();  // cudaMemcpyAsync calls since reset()
+
 int64_t num_replays();  // graphs launched since reset()
 
 // cublasLtMatmul calls of this epilogue since reset().

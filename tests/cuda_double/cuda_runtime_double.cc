@@ -24,7 +24,7 @@ struct State {
   std::map<std::string, int64_t> graphs;  // by operation
   std::map<std::string, Fault> faults;    // by engine
   int64_t additions = 0, identifiers = 0;
-  int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, replays = 0;
+  int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, copies = 0, replays = 0;
   std::string failed, misuses;
   std::set<std::pair<int, std::string>> loaded;  // kernels by device
   int64_t loads_under_communication = 0;
@@ -57,7 +57,7 @@ void reset(const Options& options) {
   const Lock lock;
   State& s = state();
   s.options = options;
-  s.calls = s.fail_at = s.waits = s.launches = s.replays = 0;
+  s.calls = s.fail_at = s.waits = s.launches = s.copies = s.replays = 0;
   s.failed.clear();
   s.misuses.clear();
   s.loaded.clear();
@@ -124,6 +124,10 @@ int64_t num_waits() {
 }
 int64_t num_launches() {
   return state().launches;
+}
+int64_t num_copies() {
+  const Lock lock;
+  return state().copies;
 }
 int64_t num_replays() {
   return state().replays;
@@ -546,6 +550,7 @@ cudaError_t cudaMemcpyAsync(
   if (bytes == 0) {
     return cudaSuccess;
   }
+  ++state().copies;
   const bool to_device = is_device_range(to, bytes);
   const bool from_device = is_device_range(from, bytes);
   const bool fits = kind == cudaMemcpyHostToDevice     ? to_device && !from_device
