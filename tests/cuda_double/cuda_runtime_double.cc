@@ -410,8 +410,11 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   count_alive("streams", 1);
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  DOUBLE_ENTRY_UNCAPTURED(cudaErrorMemoryAllocation)
+  *stream = add_stream(thread_device).get();
+  count_alive("streams", 1);
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   DOUBLE_ENTRY(cudaErrorInvalidValue)
