@@ -126,6 +126,16 @@ INSTANTIATE_TEST_SUITE_P(
         Split{"skips_and_data", 4, {"--pp", "2", "--dp", "2"}, "unet", kUnet, "fp64"}),
     [](const auto& split) { return split.param.name; });
 
+// Scores of a vocabulary that is split stay in 16 bits: their maxima are compared so, their sums
+// are added in float32.
+TEST_F(CudaRanksRun, LossesOfSplitScoresInBfloat16AreThoseOfOneCpu) {
+  const std::string path = model("gpt2", kTinyGpt);
+  const Words steps = {"--steps", "2", "--batch-size", "4", "--precision", "bf16"};
+  const Course expected = train(path, kCpu, steps);
+  cuda_double::reset({.num_devices = 2});
+  expect_near(train(path, gpus(2, {"--tp", "2"}), steps), expected, 2e-3);
+}
+
 // Runs `arguments` as each of several processes would, but for being threads: each joins the others
 // and drives a GPU of its own. What each threw.
 std::vector<std::string> run_processes(int count, const Words& arguments) {
