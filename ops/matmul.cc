@@ -18,7 +18,6 @@
 #include <cstring>
 
 #include "graph/autodiff.h"
-#include "graph/passes/fusion.h"
 #include "graph/upgrade.h"
 #include "ops/matmul_f64.h"
 #include "ops/onednn.h"
@@ -259,29 +258,6 @@ void upgrade_fused_matmul(UpgradeContext& u) {
   u.set_output(0, alpha == 1 ? y : u.mul(y, alpha));
 }
 
-// x . W^T, as exporters write a layer or the head over a tied table, reads the weight as it lies.
-// The weight's gradient is then made as it lies, too. Of weights alone: attention is a pattern of
-// its own, whose keys are activations.
-bool fold_transposed_weight(FusionContext& f) {
-  const NodeId transpose = f.producer(f.graph().node(f.root()).inputs[1], "Transpose");
-  if (transpose == kNoNode) {
-    return false;
-  }
-  const ValueId weight = f.graph().node(transpose).inputs[0];
-  const std::vector<int64_t>& perm = f.graph().node(transpose).attributes.get_ints("perm");
-  if (f.graph().value(weight).kind != ValueKind::kParameter || perm != std::vector<int64_t>{1, 0}) {
-    return false;
-  }
-  Node& product = f.graph().node(f.root());
-  const bool was_transposed = product.attributes.get_int("trans_b", 0) != 0;
-  product.attributes.erase("trans_b");
-  if (!was_transposed) {
-    product.attributes.set("trans_b", int64_t{1});
-  }
-  product.inputs[1] = weight;
-  return true;
-}
-
 std::vector<OpExample> matmul_examples() {
   const auto f32 = [](Shape shape) { return TensorType{DType::kFloat32, std::move(shape)}; };
   return {
@@ -459,8 +435,6 @@ OpDef matmul_add_op() {
 const RegisterOp kMatMul{matmul_op()};
 const RegisterOp kMatMulAdd{matmul_add_op()};
 const RegisterOp kMatMulWeightGrad{weight_grad_op()};
-const RegisterFusion kTransposedWeight{
-    {"MatMul with transposed weight", "MatMul", 5, fold_transposed_weight}};
 const RegisterUpgrade kFusedMatMul{"com.microsoft", "FusedMatMul", upgrade_fused_matmul};
 
 }  // namespace

@@ -149,22 +149,6 @@ TEST_F(FusionTest, GeluOfAValueOthersReadStaysWhole) {
   EXPECT_EQ(count(fused, "Gelu"), 0);
 }
 
-// A tied table's head: the output keeps its name, and the table's gradient needs no turning either.
-TEST_F(FusionTest, TransposedWeightBecomesAnAttributeOfTheProduct) {
-  const ValueId x = parameter("x", {2, 3, 5});
-  const ValueId turned = b_.transpose(parameter("w", {7, 5}), {1, 0});
-  const ValueId y = b_.op("MatMul", {x, turned}, {}, "head", "logits");
-  const Graph fused = expect_fused(y, "MatMul");
-  EXPECT_EQ(fused.node(0).attributes.get_int("trans_b", 0), 1);
-  EXPECT_EQ(fused.value(fused.outputs()[0]).name, "logits");
-  // One that is turned twice lies as it should.
-  graph_.outputs() = {b_.matmul(y, b_.transpose(parameter("v", {7, 4}), {1, 0}), false, true)};
-  Graph twice = graph_;
-  run_fusions(twice);
-  EXPECT_EQ(count(twice, "Transpose"), 0);
-  EXPECT_FALSE(twice.node(1).attributes.has("trans_b"));
-}
-
 class BatchNormFusionTest : public FusionTest {
  protected:
   ValueId batch_norm(ValueId x, const std::string& name) {
