@@ -7,11 +7,9 @@
 
 #include "graph/base/log.h"
 #include "parallel/cluster_file.h"
-#include "parallel/device_catalogue.h"
 #include "parallel/micro_batches.h"
 #include "planner/planner.h"
 #include "runtime/given_plan.h"
-#include "runtime/load_cuda.h"
 #include "runtime/rank_devices.h"
 
 namespace trainrt {
@@ -96,28 +94,6 @@ void apply_execution_flags(const Options& options, Plan& plan) {
   for (const DataShare& share : plan.shares) {
     plan.micro_batch_size = std::max(plan.micro_batch_size, share.micro_batch_size);
   }
-}
-
-// The only GPU of a run, if the catalogue knows what it can do: it is planned for as a cluster of
-// one, within its memory and with the dims padded that it is worth on it.
-std::optional<Topology> known_gpu(const Options& options,
-                                  const std::vector<DeviceOptions>& devices) {
-  if (!options.cluster.empty() || devices.size() != 1 || !devices[0].cuda_index) {
-    return std::nullopt;
-  }
-  const CudaDeviceInfo gpu =
-      cuda_module().devices().at(static_cast<size_t>(*devices[0].cuda_index));
-  std::optional<CatalogueEntry> known = match_device(gpu.name);
-  if (!known) {
-    log_info(
-        gpu.name,
-        " is not in the catalogue: nothing is planned for it (--cluster FILE says what it is)");
-    return std::nullopt;
-  }
-  known->device.memory_bytes = gpu.memory_bytes;
-  Topology topology;
-  topology.add_host({topology.add_type(known->device)}, known->intra, known->inter, 1);
-  return topology;
 }
 
 // What the planner finds within the pins and the plan given, if any. Throws kInfeasiblePlan when
@@ -244,8 +220,8 @@ Plan choose_plan(const Options& options,
                  const std::vector<DeviceOptions>& devices,
                  const std::vector<std::string>& places) {
   const int num_devices = static_cast<int>(devices.size());
-  const std::optional<Topology> gpu = known_gpu(options, devices);
-  const Topology topology = gpu                       ? *gpu
+  const std::optional<Topology> gpus = options.cluster.empty() ? known_gpus(devices) : std::nullopt;
+  const Topology topology = gpus                      ? *gpus
                             : options.cluster.empty() ? make_preset(concat("cpu:", num_devices))
                                                       : load_cluster(options.cluster);
   if (const std::optional<GivenPlan> given = plan_file(options)) {
@@ -259,7 +235,7 @@ Plan choose_plan(const Options& options,
     log_info("the plan is the one that the model carries");
     return whole_plan(options, job, *carried);
   }
-  if (!job.evaluate && (gpu || wants_search(options, devices))) {
+  if (!job.evaluate && (gpus || wants_search(options, devices))) {
     return searched_plan(options, job, places, topology, std::nullopt);
   }
   Plan plan =

@@ -6,8 +6,10 @@
 #include <numeric>
 #include <tuple>
 
+#include "graph/base/log.h"
 #include "parallel/cluster_file.h"
 #include "parallel/communicator_memory.h"
+#include "parallel/device_catalogue.h"
 #include "planner/plan_pins.h"
 #include "runtime/launcher.h"
 #include "runtime/load_cuda.h"
@@ -93,13 +95,17 @@ std::vector<DeviceOptions> cuda_rank_devices(const Options& options, const Proce
     devices[i].tf32 = options.precision == "tf32";
     devices[i].deadline = std::chrono::milliseconds(static_cast<int64_t>(options.deadline * 1000));
   }
-  TRAINRT_REQUIRE(indices.size() == 1 || !options.cluster.empty() || !options.plan.empty(),
-                  kInvalidArgument,
-                  "--devices ",
-                  options.devices,
-                  " are ",
-                  indices.size(),
-                  " GPUs: name what they are with --cluster (a preset or file), or give a --plan");
+  const bool are_known =
+      processes.local_count() == processes.count() && known_gpus(devices).has_value();
+  TRAINRT_REQUIRE(
+      indices.size() == 1 || !options.cluster.empty() || !options.plan.empty() || are_known,
+      kInvalidArgument,
+      "--devices ",
+      options.devices,
+      " are ",
+      indices.size(),
+      " GPUs that are on several hosts, of several types, or not in the catalogue: name what they "
+      "are with --cluster (a preset or file), or give a --plan");
   return devices;
 }
 
@@ -238,6 +244,34 @@ std::vector<DeviceOptions> run_devices(const Options& options, const Processes& 
     devices[static_cast<size_t>(d)].threads = threads;
   }
   return devices;
+}
+
+std::optional<Topology> known_gpus(const std::vector<DeviceOptions>& devices) {
+  if (devices.empty() || !devices[0].cuda_index) {
+    return std::nullopt;
+  }
+  const std::vector<CudaDeviceInfo> gpus = cuda_module().devices();
+  const CudaDeviceInfo& first = gpus.at(static_cast<size_t>(*devices[0].cuda_index));
+  std::optional<CatalogueEntry> known = match_device(first.name);
+  if (!known) {
+    log_info(
+        first.name,
+        " is not in the catalogue: nothing is planned for it (--cluster FILE says what it is)");
+    return std::nullopt;
+  }
+  known->device.memory_bytes = first.memory_bytes;
+  for (const DeviceOptions& device : devices) {
+    const CudaDeviceInfo& gpu = gpus.at(static_cast<size_t>(*device.cuda_index));
+    if (gpu.name != first.name) {
+      return std::nullopt;
+    }
+    known->device.memory_bytes = std::min(known->device.memory_bytes, gpu.memory_bytes);
+  }
+  Topology topology;
+  const int type = topology.add_type(known->device);
+  topology.add_host(
+      std::vector<int>(devices.size(), type), known->intra, known->inter, known->num_nics);
+  return topology;
 }
 
 std::string device_place(const Options& options, const Processes& processes) {

@@ -1,6 +1,7 @@
 // The devices of a run, and which rank runs on which of them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,11 @@ struct Processes {
 
 // From --devices, --cluster and --threads, in the cluster's order; as many as there are ranks.
 std::vector<DeviceOptions> run_devices(const Options& options, const Processes& processes);
+
+// GPUs of this machine as a cluster, if the catalogue knows what they can do and all are of one
+// type: with the memory that they have, and linked as is usual in a host of such. They are planned
+// for then, within that memory and with the dims padded that it is worth on them.
+std::optional<Topology> known_gpus(const std::vector<DeviceOptions>& devices);
 
 // Where this process is, of several: processes of one place can be each other's rank, for each of
 // them has all devices of the place. A CPU rank's is its host, and a GPU's, too, unless the

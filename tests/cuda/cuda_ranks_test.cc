@@ -271,6 +271,16 @@ TEST_F(CudaRanksRun, DeterministicSumsAreNotLeftToTheSwitches) {
   ::unsetenv(kVariable);
 }
 
+// GPUs of the catalogue need no cluster file.
+TEST_F(CudaRanksRun, KnownGpusArePlannedFor) {
+  const std::string path = model("gpt2", kFourLayers);
+  const Words steps = {"--steps", "2", "--batch-size", "8", "--pp", "2"};
+  const Course expected = train(path, kCpu, {"--steps", "2", "--batch-size", "8"});
+  EXPECT_THROW(train(path, {"--devices", "cuda:0,1"}, steps), Error);
+  cuda_double::reset({.device_name = "NVIDIA H100 80GB HBM3"});
+  expect_near(train(path, {"--devices", "cuda:0,1"}, steps), expected, 1e-5);
+}
+
 TEST_F(CudaRanksRun, ProcessesThatWouldShareAGpuAreRefused) {
   cuda_double::reset({.num_devices = 1});
   const std::string path = model("mlp", {"--hidden", "8"});
