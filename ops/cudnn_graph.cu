@@ -61,6 +61,10 @@ const char* forbidden(const Descriptor& config, const EngineRules& rules) {
                                               notes.data()));
   for (int64_t i = 0; i < count; ++i) {
     const cudnnBackendNumericalNote_t note = notes[static_cast<size_t>(i)];
+    // Sums of 16 bits, though the graph asks for float32's.
+    if (note == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) {
+      return "adds in 16 bits";
+    }
     // Tensor cores take float32 as TF32.
     if (rules.exact_fp32 && (note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
                              note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)) {

@@ -98,7 +98,7 @@ class Graph {
   std::vector<Descriptor> tensors_, operations_;
 };
 
-// What an engine must keep to.
+// What an engine must keep to, beside adding in float32.
 struct EngineRules {
   bool deterministic = false;  // equal bits in every run
   bool exact_fp32 = false;     // float32 operands are not rounded to TF32

@@ -70,6 +70,21 @@ TEST_F(CudaFallbackTest, CudnnsOtherEnginesRunWhatOneRefuses) {
   }
 }
 
+// The engine that the double proposes first for this adds in 16 bits, where 2048 + 1 is 2048.
+TEST_F(CudaFallbackTest, NoEngineThatAddsIn16BitsRuns) {
+  OpExample example;
+  example.name = "ones";
+  example.attributes = {{"kernel_shape", Shape{1, 1}}};
+  example.inputs = {{DType::kFloat32, {1, 1, 64, 64}}, {DType::kFloat32, {1, 1, 64, 64}}};
+  NodeCase test_case = make_case(get_op("ConvWeightGrad"), example, DType::kFloat16);
+  for (Tensor& input : test_case.inputs) {
+    std::fill_n(input.data<Float16>(), input.num_elements(), Float16(1.0f));
+  }
+  const std::vector<Tensor> actual = run_on_device(test_case, **device_);
+  EXPECT_EQ(static_cast<float>(actual[0].data<Float16>()[0]), 4096);
+  EXPECT_GT(cuda_double::num_graphs("conv_filter"), 0);
+}
+
 TEST_F(CudaFallbackTest, AKernelRunsConvolutionsWhenCudnnHasNone) {
   for (const Fault fault : {Fault::kRefuses, Fault::kWantsMore, Fault::kFails}) {
     set_faults({"A0", "A1", "F0"}, fault);

@@ -146,20 +146,23 @@ std::optional<Operation> convolution_of(const Node& operation) {
   const Tensor& target = c.side == Side::kForward ? c.y : c.side == Side::kData ? c.x : c.w;
   const Tensor& first = c.side == Side::kData ? c.y : c.x;
   const Tensor& second = c.side == Side::kFilter ? c.y : c.w;
-  return Operation{names->name, {first, second}, target, [c, target](const auto& given) {
-                     const Values &a = *given[0], &b = *given[1];
-                     Values sums(static_cast<size_t>(target.num_elements()));
-                     for_each_term(c, [&](size_t x, size_t w, size_t y) {
-                       if (c.side == Side::kForward) {
-                         sums[y] += a[x] * b[w];
-                       } else if (c.side == Side::kData) {
-                         sums[x] += a[y] * b[w];
-                       } else {
-                         sums[w] += a[x] * b[y];
-                       }
-                     });
-                     return sums;
-                   }};
+  const auto compute = [c, target](bool narrow) -> Operation::Compute {
+    return [c, target, narrow](const auto& given) {
+      const Values &a = *given[0], &b = *given[1];
+      Values sums(static_cast<size_t>(target.num_elements()));
+      for_each_term(c, [&](size_t x, size_t w, size_t y) {
+        const bool data = c.side == Side::kData, filter = c.side == Side::kFilter;
+        double& sum = sums[data ? x : filter ? w : y];
+        sum += a[data ? y : x] * b[filter ? y : w];
+        sum = narrow ? rounded(target, {sum})[0] : sum;
+      });
+      return sums;
+    };
+  };
+  // As in the real library, the fastest engine for weights' gradients in float16 does so.
+  const bool narrow = c.side == Side::kFilter && target.type == CUDNN_DATA_HALF;
+  return Operation{
+      names->name, {first, second}, target, compute(false), narrow ? compute(true) : nullptr};
 }
 
 }  // namespace cuda_double::dnn

@@ -88,15 +88,19 @@ std::shared_ptr<Node> engine_of(const char* name,
   return engine;
 }
 
-// The first engine rounds to TF32 and is not deterministic, the second is plain; where gradients
-// are added in any order, both are not.
+// The first engine rounds to TF32, is not deterministic and may add in 16 bits, the second is
+// plain; where gradients are added in any order, both are not deterministic.
 std::vector<std::shared_ptr<Node>> engines(const Node& heuristic) {
   const std::shared_ptr<Node>& graph =
       heuristic.children.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH).at(0);
   std::vector<cudnnBackendNumericalNote_t> fast = {CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
                                                    CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC},
                                            plain;
-  if (cuda_double::dnn::graph_of(*graph)->adds_in_any_order) {
+  const Graph operations = *cuda_double::dnn::graph_of(*graph);
+  if (operations.has_narrow()) {
+    fast.push_back(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
+  }
+  if (operations.adds_in_any_order) {
     plain.push_back(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
   }
   if (heuristic.one<cudnnBackendHeurMode_t>(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A) ==
@@ -303,8 +307,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle,
     return CUDNN_STATUS_EXECUTION_FAILED;
   }
   const Graph graph = *cuda_double::dnn::graph_of(*operations);
-  const std::string kernel = "cuDNN " + part_of(p, CUDNN_BACKEND_ENGINE_DESCRIPTOR)->engine + " " +
-                             graph.operations.front().name;
+  const std::string& engine = part_of(p, CUDNN_BACKEND_ENGINE_DESCRIPTOR)->engine;
+  const std::string kernel = "cuDNN " + engine + " " + graph.operations.front().name;
   if (cuda_double::load_kernel(handle->stream, kernel) != cudaSuccess) {
     return CUDNN_STATUS_EXECUTION_FAILED;
   }
@@ -327,8 +331,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle,
     }
   }
   const cudaError_t queued =
-      cuda_double::enqueue(handle->stream, [graph, workspace, data, scalars] {
-        graph.run(data, scalars);
+      cuda_double::enqueue(handle->stream, [graph, workspace, data, scalars, engine] {
+        graph.run(data, scalars, engine == "A0");
         std::memset(workspace, 0xff, kEngineWorkspace);  // whoever keeps something there loses it
       });
   return queued == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;

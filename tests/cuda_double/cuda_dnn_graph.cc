@@ -217,8 +217,15 @@ std::vector<Tensor> Graph::in_memory() const {
   return list;
 }
 
+bool Graph::has_narrow() const {
+  return std::any_of(operations.begin(), operations.end(), [](const Operation& operation) {
+    return operation.narrow != nullptr;
+  });
+}
+
 void Graph::run(const std::map<int64_t, void*>& data,
-                const std::map<int64_t, double>& scalars) const {
+                const std::map<int64_t, double>& scalars,
+                bool narrow) const {
   std::map<int64_t, Values> known;
   std::set<std::string> names;
   for (const Operation& operation : operations) {
@@ -241,7 +248,9 @@ void Graph::run(const std::map<int64_t, void*>& data,
       read.push_back(load(input, data.at(input.uid)));
       inputs.push_back(&read.back());
     }
-    Values result = rounded(operation.output, operation.compute(inputs));
+    const bool rounds = narrow && operation.narrow != nullptr;
+    Values result =
+        rounded(operation.output, rounds ? operation.narrow(inputs) : operation.compute(inputs));
     if (operation.output.is_virtual) {
       known[operation.output.uid] = std::move(result);
     } else {

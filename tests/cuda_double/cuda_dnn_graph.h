@@ -81,7 +81,9 @@ struct Operation {
   std::string name;
   std::vector<Tensor> inputs;
   Tensor output;
-  std::function<Values(const std::vector<const Values*>& inputs)> compute;
+  using Compute = std::function<Values(const std::vector<const Values*>& inputs)>;
+  Compute compute;
+  Compute narrow = nullptr;  // by an engine that rounds to 16 bits after each addition; null: none
 };
 
 // Nothing for what is invalid or not offered here.
@@ -93,8 +95,12 @@ struct Graph {
   bool adds_in_any_order = false;  // by atomics: no engine gives equal bits every time
 
   std::vector<Tensor> in_memory() const;  // each once, scalars too
+  // Whether its fast engine adds in 16 bits.
+  bool has_narrow() const;
   // `data` by uid; scalars are in `scalars`.
-  void run(const std::map<int64_t, void*>& data, const std::map<int64_t, double>& scalars) const;
+  void run(const std::map<int64_t, void*>& data,
+           const std::map<int64_t, double>& scalars,
+           bool narrow) const;
 };
 
 // Nothing for a graph that is not offered.
