@@ -12,9 +12,6 @@ using cudnn::Graph;
 
 // Of tensors: chunks of samples begin at such addresses.
 constexpr int64_t kAlignment = 16;
-// cuDNN 9.10's first releases give wrong results (its release notes say so); older ones want sums
-// of dq zeroed for them.
-constexpr size_t kOldestVersion = 91002;
 
 // A graph in the making, with the shapes that its tensors have.
 class Builder {
@@ -174,7 +171,7 @@ FusedAttention::FusedAttention(const OpContext& op, const Problem& p, const Fuse
 
 bool FusedAttention::run(KernelContext& context) {
   // Engines add dq up in any order, and cuDNN does not note that of them.
-  if (cudnnGetVersion() < kOldestVersion || (backward_ && cuda_context(context).deterministic())) {
+  if (backward_ && cuda_context(context).deterministic()) {
     return false;
   }
   for (int64_t first = 0; first < problem_.samples; first += cut_.samples) {
@@ -186,9 +183,7 @@ bool FusedAttention::run(KernelContext& context) {
 }
 
 std::string FusedAttention::why_not(const CudaContext& context) const {
-  return cudnnGetVersion() < kOldestVersion
-             ? concat("cuDNN ", cudnnGetVersion(), " is older than 9.10.2")
-         : backward_ && context.deterministic()
+  return backward_ && context.deterministic()
              ? "cuDNN's fused gradient adds in any order, which --deterministic forbids"
              : refused_->why_not();
 }

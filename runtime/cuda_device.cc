@@ -7,8 +7,6 @@
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
-#include <nccl.h>
-#include <nvrtc.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
@@ -25,6 +23,7 @@
 #include "graph/cuda_handle.h"
 #include "parallel/nccl_communicator.h"
 #include "runtime/cuda_kernels.h"
+#include "runtime/cuda_versions.h"
 #include "runtime/load_cuda.h"
 
 namespace trainrt {
@@ -41,10 +40,6 @@ using cuda::Owned;
 using cuda::Stream;
 using CublasHandle = Owned<cublasLtHandle_t, cublasLtDestroy>;
 using CudnnHandle = Owned<cudnnHandle_t, cudnnDestroy>;
-
-std::string version_text(int version) {  // 13020 -> "13.2"
-  return concat(version / 1000, ".", version % 1000 / 10);
-}
 
 int architecture_of(const cudaDeviceProp& properties) {
   return properties.major * 10 + properties.minor;
@@ -78,9 +73,9 @@ int device_count() {
   TRAINRT_REQUIRE(code != cudaErrorInsufficientDriver,
                   kDevice,
                   "the NVIDIA driver supports CUDA ",
-                  version_text(driver),
+                  cuda_version_text(driver),
                   ", this build needs CUDA ",
-                  version_text(runtime),
+                  cuda_version_text(runtime),
                   ": install a newer driver");
   TRAINRT_REQUIRE(code != cudaErrorNoDevice,
                   kDevice,
@@ -506,36 +501,7 @@ std::unique_ptr<DeviceBuffer> CudaDevice::allocate(int64_t bytes) {
 
 class Module : public CudaModule {
  public:
-  std::string versions() const override {
-    int driver = 0, runtime = 0, nccl = 0, nvrtc_major = 0, nvrtc_minor = 0;
-    TRAINRT_CUDA_CHECK(cudaDriverGetVersion(&driver));
-    TRAINRT_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
-    TRAINRT_REQUIRE(ncclGetVersion(&nccl) == ncclSuccess, kDevice, "ncclGetVersion failed");
-    TRAINRT_CUDA_CHECK(nvrtcVersion(&nvrtc_major, &nvrtc_minor));
-    const size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
-    return concat("driver ",
-                  version_text(driver),
-                  ", runtime ",
-                  version_text(runtime),
-                  ", NVRTC ",
-                  nvrtc_major,
-                  ".",
-                  nvrtc_minor,
-                  ", cuBLAS ",
-                  cublas / 10000,
-                  ".",
-                  cublas / 100 % 100,
-                  ", cuDNN ",
-                  cudnn / 10000,
-                  ".",
-                  cudnn / 100 % 100,
-                  ", NCCL ",
-                  nccl / 10000,
-                  ".",
-                  nccl / 100 % 100,
-                  ".",
-                  nccl % 100);
-  }
+  std::string versions() const override { return cuda_library_versions(); }
 
   std::vector<CudaDeviceInfo> devices() const override {
     std::vector<CudaDeviceInfo> list;
@@ -553,6 +519,7 @@ class Module : public CudaModule {
 
   std::unique_ptr<Device> make_device(int index, const DeviceOptions& options) const override {
     const DeviceSpec spec = spec_of(index, options);
+    require_sound_cudnn();
     const std::string& path = options.algorithm_cache;
     return std::make_unique<CudaDevice>(index,
                                         options,

@@ -1,5 +1,5 @@
 // The device itself, where whole runs on the double would not come: sizes at which CUDA refuses.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cstdlib>
 
@@ -71,6 +71,23 @@ TEST_F(CudaDeviceTest, ASingleConnectionOfTheEnvironmentIsNotTaken) {
         << told;
   }
   ::setenv(kVariable, "32", 1);
+}
+
+TEST(CudaVersionTest, ACudnnThatComputesWrongResultsIsRefused) {
+  for (const auto& [version, good] : {std::pair<size_t, bool>{91500, false}, {91501, true}}) {
+    cuda_double::reset({.cudnn_version = version});
+    try {
+      cuda_module().make_device(0, {});
+      EXPECT_TRUE(good);
+    } catch (const Error& error) {
+      EXPECT_FALSE(good);
+      EXPECT_EQ(error.code(), ErrorCode::kDevice);
+      EXPECT_THAT(error.message(),
+                  ::testing::AllOf(::testing::HasSubstr("cuDNN 9.15.0 "),
+                                   ::testing::HasSubstr("9.15.1 or newer")));
+    }
+  }
+  cuda_double::reset();
 }
 
 // What failed before is no reason for a later kernel to.

@@ -129,7 +129,8 @@ bool is_known_operation(const Node& n) {
 extern "C" {
 
 size_t cudnnGetVersion() {
-  return CUDNN_VERSION;
+  const size_t version = cuda_double::options().cudnn_version;
+  return version == 0 ? CUDNN_VERSION : version;
 }
 const char* cudnnGetErrorString(cudnnStatus_t status) {
   return status == CUDNN_STATUS_ALLOC_FAILED ? "CUDNN_STATUS_ALLOC_FAILED"

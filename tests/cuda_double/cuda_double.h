@@ -32,7 +32,8 @@ struct Options {
   size_t communicator_bytes = 0;          // that one of NCCL's takes when it connects ranks
   int driver_version = 13000;
   std::string device_name = {};  // of all; empty: "double 0", "double 1" ...
-  uint64_t seed = 0;        // of the orders of streams
+  size_t cudnn_version = 0;      // 0: that of the header
+  uint64_t seed = 0;             // of the orders of streams
   // Work whose stream waits for an event runs without waiting for the event of this number (counted
   // from 1 over all cudaStreamWaitEvent calls). 0: none. For testing that tests notice.
   int64_t drop_wait = 0;
