@@ -556,7 +556,7 @@ Kernel attention_cuda(const OpContext& op, const DeviceSpec& spec) {
   const Problem p = problem_of(op);
   const DType dtype = op.input_dtype(0);
   const CudaScratch cut(op, p, spec);
-  const char* const why_not = why_not_fused(op, p);
+  const char* const why_not = why_not_fused(op, p, spec);
   auto products = std::make_shared<Products>(dtype, cut.apart.cublas);
   auto fused = cut.fused ? std::make_shared<FusedAttention>(op, p, *cut.fused) : nullptr;
   return [p, cut, why_not, products, fused](KernelContext& context) {

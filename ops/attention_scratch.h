@@ -45,9 +45,17 @@ struct DeviceScratch {
 
 // Why cuDNN's fused engines are not asked for a node; null: they are. They take 16-bit floats and
 // heads of a multiple of 8 up to 128 elements; dropout's draws are ours, not cuDNN's.
-inline const char* why_not_fused(const OpContext& op, const Problem& p) {
+//
+// Hopper's engine for gradients takes 128 keys at a time but looks in units of 64 whether some are
+// past the end. Those that are get a score of 0 and a probability of exp(0 - lse), which is
+// infinite where scores are below -88, and dq NaN (cudnn-frontend pull request 628); with a single
+// query dk and dv are (cudnn-frontend issue 1072, up to 9.26). Keys past the end are hidden where
+// each query sees only what is before it.
+inline const char* why_not_fused(const OpContext& op, const Problem& p, const DeviceSpec& spec) {
   const auto odd = [](int64_t width) { return width % 8 != 0 || width > 128 || width == 0; };
   const bool grad = op.node().op_type == "FusedAttentionGrad";
+  const bool hides_the_end = p.causal && p.sq <= p.sk;
+  const bool nan = spec.isa == "sm_90" && !hides_the_end && (p.sk % 128 == 64 || p.sq == 1);
   return dtype_bytes(op.input_dtype(0)) != 2 ? "elements of more than 16 bits"
          : p.has_mask                        ? "a mask other than the causal one"
          : p.ratio > 0                       ? "dropout"
@@ -56,7 +64,9 @@ inline const char* why_not_fused(const OpContext& op, const Problem& p) {
          : grad && op.has_input(7)           ? "a gradient of the rows' sums"
          : grad && !(op.has_output(0) && op.has_output(1) && op.has_output(2))
              ? "operands without a gradient"
-             : nullptr;
+         : grad && nan ? "gradients that Hopper's engine gets wrong: of a single query, or of a "
+                         "number of keys that is 64 more than a multiple of 128"
+                       : nullptr;
 }
 
 // Samples at a time, and what the gradient keeps for them: the sums of y dy, dq as it is added up,
@@ -106,7 +116,7 @@ struct CudaScratch {
   DeviceScratch apart;
 
   CudaScratch(const OpContext& op, const Problem& p, const DeviceSpec& spec)
-      : fused(why_not_fused(op, p) == nullptr
+      : fused(why_not_fused(op, p, spec) == nullptr
                   ? std::optional(FusedScratch(p, is_backward(op), spec))
                   : std::nullopt),
         apart(p, op.input_dtype(0), is_backward(op), with_room(spec, fused)) {}

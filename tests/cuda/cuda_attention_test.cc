@@ -1,107 +1,29 @@
 // Which attention goes to cuDNN's fused engines, and that it is the same attention.
 #include <gtest/gtest.h>
 
-#include <limits>
-
-#include "graph/evaluator.h"
-#include "graph/op_def.h"
 #include "runtime/load_cuda.h"
 #include "tests/cuda_double/cuda_double.h"
+#include "tests/support/attention_case.h"
 #include "tests/support/device_case.h"
-#include "tests/support/tolerance.h"
 
 namespace trainrt::testing {
 namespace {
 
-struct Case {
-  std::string name;
-  Shape q, k, v;  // v's width may differ
-  bool causal = true;
-  std::vector<int64_t> sequence_major = {0, 0, 0, 0};
-  DType dtype = DType::kBFloat16;
-  std::optional<int64_t> workspace_cap = std::nullopt;
-  std::optional<Shape> mask = std::nullopt;
-  bool fused = true;
-  bool hides_sample = false;  // all keys of the mask's second sample
-};
+using Case = AttentionCase;
 
 class CudaAttentionTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override { cuda_double::reset(); }
   void TearDown() override { EXPECT_EQ(cuda_double::alive(), ""); }
-
-  OpExample example(const Case& c) const {
-    const auto type = [](const Shape& shape) { return TensorType{DType::kFloat32, shape}; };
-    OpExample example;
-    example.name = c.name;
-    example.attributes = {
-        {"scale", 0.35}, {"causal", int64_t{c.causal}}, {"sequence_major", c.sequence_major}};
-    example.inputs = {type(c.q), type(c.k), type(c.v)};
-    if (c.mask) {
-      example.inputs.push_back(type(*c.mask));
-    }
-    if (c.hides_sample) {
-      std::vector<float> mask(static_cast<size_t>(num_elements(*c.mask)), 0.0f);
-      std::fill(mask.begin() + c.mask->back(), mask.end(), std::numeric_limits<float>::lowest());
-      example.values = {{}, {}, {}, Tensor::from(mask, *c.mask)};
-    }
-    return example;
-  }
-
-  // The same in float32 by the CPU's reference, of the rounded inputs.
-  static NodeCase widened(NodeCase narrow) {
-    for (size_t i = 0; i < narrow.inputs.size(); ++i) {
-      if (narrow.present[i]) {
-        narrow.inputs[i] = narrow.inputs[i].cast(DType::kFloat32);
-        narrow.input_types[i].dtype = DType::kFloat32;
-      }
-    }
-    for (TensorType& type : narrow.output_types) {
-      type.dtype = DType::kFloat32;
-    }
-    return narrow;
-  }
-
-  static void expect_same(const std::vector<Tensor>& actual,
-                          const std::vector<Tensor>& expected,
-                          DType dtype) {
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_TRUE(
-          tensors_near(actual[i].cast(DType::kFloat32), expected[i], kernel_tolerance(dtype)))
-          << "output " << i;
-    }
-  }
 };
 
 TEST_P(CudaAttentionTest, ForwardAndGradientAreThoseOfTheCpu) {
   const Case& c = GetParam();
   const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
-  const NodeCase forward = make_case(get_op("FusedAttention"), example(c), c.dtype);
-  const std::vector<Tensor> results = run_on_device(forward, *device, c.workspace_cap);
-  expect_same(results, run_case(widened(forward)), c.dtype);
+  const NodeCase forward = forward_case(c);
+  const std::vector<Tensor> results = expect_results_of_cpu(forward, c, *device);
   EXPECT_EQ(cuda_double::num_graphs("log") > 0, c.fused);
-
-  OpExample more = example(c);
-  more.inputs.resize(3);
-  more.values.clear();
-  if (c.mask) {
-    more.inputs.push_back({DType::kFloat32, *c.mask});
-  } else {
-    more.inputs.emplace_back();
-    more.absent = {3};
-  }
-  const TensorType y{DType::kFloat32, results[0].shape()};
-  more.inputs.insert(more.inputs.end(), {y, {DType::kFloat32, results[1].shape()}, y});
-  NodeCase backward = make_case(get_op("FusedAttentionGrad"), more, c.dtype);
-  for (size_t i = 0; i < forward.inputs.size(); ++i) {
-    backward.inputs[i] = forward.inputs[i];
-  }
-  backward.inputs[4] = results[0];
-  backward.inputs[5] = results[1];
-  backward.input_types[5].dtype = results[1].dtype();
-  expect_same(
-      run_on_device(backward, *device, c.workspace_cap), run_case(widened(backward)), c.dtype);
+  expect_results_of_cpu(backward_case(c, forward, results), c, *device);
   EXPECT_EQ(cuda_double::num_graphs("identity") > 0, c.fused);
 }
 
@@ -183,16 +105,37 @@ TEST_F(CudaAttentionTest, DeterministicGradientsAreNotFused) {
     DeviceOptions options;
     options.deterministic = deterministic;
     const std::unique_ptr<Device> device = cuda_module().make_device(0, options);
-    OpExample more = example(c);
-    more.inputs.insert(
-        more.inputs.end(),
-        {{}, {DType::kFloat32, c.q}, {DType::kFloat32, {2, 2, 9}}, {DType::kFloat32, c.q}});
-    more.absent = {3};
-    NodeCase backward = make_case(get_op("FusedAttentionGrad"), more, DType::kBFloat16);
-    backward.inputs[5] = backward.inputs[5].cast(DType::kFloat32);
-    backward.input_types[5].dtype = DType::kFloat32;
-    run_on_device(backward, *device);
+    const NodeCase forward = forward_case(c);
+    run_on_device(backward_case(c, forward, run_on_device(forward, *device)), *device);
     EXPECT_EQ(cuda_double::num_graphs("identity") == 0, deterministic);
+  }
+}
+
+// Hopper's engine lets keys past the end in, where exp(0 - lse) may be infinite.
+TEST_F(CudaAttentionTest, GradientsThatHoppersEngineGetsWrongAreNotFused) {
+  struct Row {
+    int64_t sq, sk;
+    bool causal, fused;
+  };
+  for (const int major : {8, 9}) {
+    for (const Row& row : {Row{8, 64, false, false},
+                           {8, 192, false, false},
+                           {8, 64, true, true},
+                           {72, 64, true, false},
+                           {8, 128, false, true},
+                           {8, 100, false, true},
+                           {1, 128, false, false},
+                           {1, 128, true, true}}) {
+      cuda_double::reset({.compute_major = major});
+      const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
+      const Case c{"", {1, 1, row.sq, 8}, {1, 1, row.sk, 8}, {1, 1, row.sk, 8}, row.causal};
+      const NodeCase forward = forward_case(c);
+      const std::vector<Tensor> results = run_on_device(forward, *device);
+      EXPECT_GT(cuda_double::num_graphs("log"), 0);
+      run_on_device(backward_case(c, forward, results), *device);
+      EXPECT_EQ(cuda_double::num_graphs("identity") > 0, row.fused || major != 9)
+          << row.sq << " queries, " << row.sk << " keys, causal " << row.causal;
+    }
   }
 }
 

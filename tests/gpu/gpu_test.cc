@@ -7,9 +7,11 @@
 
 #include "graph/op_def.h"
 #include "runtime/load_cuda.h"
+#include "tests/support/attention_case.h"
 #include "tests/support/device_case.h"
 #include "tests/support/elementwise_steps.h"
 #include "tests/support/run_program.h"
+#include "tests/support/tolerance.h"
 
 namespace trainrt::testing {
 namespace {
@@ -40,6 +42,49 @@ INSTANTIATE_TEST_SUITE_P(Elementwise,
                          GpuStepTest,
                          ::testing::ValuesIn(elementwise_ops()),
                          [](const auto& row) { return test_name(row.param); });
+
+// Lengths at which cuDNN has been wrong (ops/attention_scratch.h), and scores that show it.
+TEST(GpuAttentionTest, GradientsOfVeryNegativeScoresAreThoseOfTheCpu) {
+  const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
+  for (const auto& [sq, sk] :
+       {std::pair<int64_t, int64_t>{64, 64}, {192, 192}, {100, 100}, {128, 128}, {1, 128}}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      AttentionCase c{concat(sq, " x ", sk), {2, 2, sq, 64}, {2, 2, sk, 64}, {2, 2, sk, 64}};
+      c.causal = false;
+      c.dtype = dtype;
+      c.opposed = true;
+      const NodeCase forward = forward_case(c);
+      const std::vector<Tensor> results = expect_results_of_cpu(forward, c, *device);
+      expect_results_of_cpu(backward_case(c, forward, results), c, *device);
+    }
+  }
+}
+
+// cuDNN's plans for one image size must not disturb those for another.
+TEST(GpuConvolutionTest, DepthwiseConvolutionsOfSeveralSizesRunInTurn) {
+  const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
+  for (int round = 0; round < 2; ++round) {
+    for (const int64_t size : {7, 14, 28, 56}) {
+      const TensorType image{DType::kFloat32, {2, size, size, 32}};
+      const TensorType weight{DType::kFloat32, {32, 1, 3, 3}};
+      OpExample example;
+      example.name = concat(size);
+      example.attributes = {{"group", int64_t{32}},
+                            {"kernel_shape", Shape{3, 3}},
+                            {"pads", Shape{1, 1, 1, 1}},
+                            {"layout", std::string("nhwc")},
+                            {"input_spatial", Shape{size, size}}};
+      for (const std::string type : {"Conv", "ConvInputGrad", "ConvWeightGrad"}) {
+        example.inputs = {image, type == "ConvWeightGrad" ? image : weight};
+        const NodeCase narrow = make_case(get_op(type), example, DType::kFloat16);
+        const std::vector<Tensor> actual = run_on_device(narrow, *device);
+        EXPECT_TRUE(
+            tensors_near(actual[0], run_case(narrow).at(0), kernel_tolerance(DType::kFloat16)))
+            << type << " " << size << " round " << round;
+      }
+    }
+  }
+}
 
 struct Family {
   std::string name;
