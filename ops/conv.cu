@@ -1,8 +1,8 @@
 // CUDA kernels of Conv, ConvInputGrad and ConvWeightGrad.
 //
 // cuDNN (ops/conv_cudnn.cuh) takes what it has engines for: float32 and 16-bit floats, up to three
-// spatial dims, equal pads at both ends. All else runs on the plain kernels here: one thread per
-// element written, which gathers its terms in a fixed order.
+// spatial dims. All else runs on the plain kernels here, and a note says so: one thread per element
+// written, which gathers its terms in a fixed order.
 #include <memory>
 
 #include "ops/conv_cudnn.cuh"
@@ -197,8 +197,15 @@ void add_bias(KernelContext& context) {
 }
 
 Kernel conv_cuda(const OpContext& op, const DeviceSpec&) {
-  if (!cudnn::takes(op)) {
+  if (op.num_elements(0) == 0 || op.num_elements(1) == 0 || num_elements(op.output_shape(0)) == 0) {
     return plain_conv;
+  }
+  if (const char* const why_not = cudnn::why_not_asked(op)) {
+    return [why_not](KernelContext& context) {
+      cuda_context(context).note(concat(
+          context.node().op_type, ": cuDNN does not take ", why_not, "; a slow kernel runs"));
+      plain_conv(context);
+    };
   }
   auto convolution = std::make_shared<cudnn::ConvolutionPlan>(op);
   const bool has_bias = op.node().op_type == "Conv" && op.has_input(2);

@@ -85,7 +85,7 @@ struct ConvolutionPlan::Impl {
   std::string op_type, node_name;
   DType dtype;
   Convolution conv;
-  Shape kernel, strides, dilations, pads;
+  Shape kernel, strides, dilations, pads_begin, pads_end;
   TensorLayout x, w, y, own_w;  // own_w: as the graph holds the weight
   int64_t copy_bytes = 0;       // of the weight in cuDNN's order, at the workspace's start
   bool warned = false;
@@ -102,7 +102,8 @@ struct ConvolutionPlan::Impl {
     kernel = with_plane(window.kernel, 1);
     strides = with_plane(window.strides, 1);
     dilations = with_plane(window.dilations, 1);
-    pads = with_plane(window.pads_begin, 0);
+    pads_begin = with_plane(window.pads_begin, 0);
+    pads_end = with_plane(window.pads_end, 0);
     x = layout_of(conv.n, conv.c, with_plane(conv.input, 1), last);
     y = layout_of(conv.n, conv.m, with_plane(conv.output, 1), last);
     w = layout_of(conv.m, conv.c / conv.group, kernel, last);
@@ -129,7 +130,8 @@ struct ConvolutionPlan::Impl {
                   " dilations",
                   shape_string(dilations),
                   " pads",
-                  shape_string(pads));
+                  shape_string(pads_begin),
+                  shape_string(pads_end));
   }
 
   Graph graph() const {
@@ -149,8 +151,8 @@ struct ConvolutionPlan::Impl {
                     std::vector<int64_t>{static_cast<int64_t>(kernel.size())});
     convolution.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dilations);
     convolution.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, strides);
-    convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, pads);
-    convolution.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, pads);
+    convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, pads_begin);
+    convolution.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, pads_end);
     convolution.finalize();
     const OperationKind kind = kind_of(op_type);
     Descriptor operation(kind.type);
@@ -166,13 +168,11 @@ struct ConvolutionPlan::Impl {
   }
 };
 
-bool takes(const OpContext& op) {
-  const Convolution conv = convolution_of(op);
-  const Window& w = conv.window;
-  const DType dtype = op.input_dtype(0);
-  return (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16) &&
-         w.ndim() >= 1 && w.ndim() <= 3 && w.pads_begin == w.pads_end && op.num_elements(0) > 0 &&
-         op.num_elements(1) > 0 && num_elements(op.output_shape(0)) > 0;
+const char* why_not_asked(const OpContext& op) {
+  const int ndim = convolution_of(op).window.ndim();
+  return op.input_dtype(0) == DType::kFloat64 ? "float64"
+         : ndim < 1 || ndim > 3               ? "other than one to three spatial dims"
+                                              : nullptr;
 }
 
 ConvolutionPlan::ConvolutionPlan(const OpContext& op) : impl_(std::make_unique<Impl>(op)) {}

@@ -8,8 +8,9 @@
 
 namespace trainrt::cudnn {
 
-// Whether cuDNN is asked at all: see ops/conv.cu.
-bool takes(const OpContext& op);
+// Why cuDNN is not asked for a convolution of floating numbers; null: it is, or there is nothing to
+// compute.
+const char* why_not_asked(const OpContext& op);
 
 // One node's convolution. Images in nhwc go with weights in the same order, which cuDNN's tensor
 // core engines want: ours are copied into the workspace on the way in (or out, for their gradient).

@@ -20,13 +20,17 @@ class CudaFallbackTest : public ::testing::Test {
   // Runs one of the operator's examples and answers with all that was logged.
   std::string run(const std::string& type, DType dtype = DType::kFloat32, size_t example = 0) {
     const OpDef& op = get_op(type);
-    const NodeCase test_case = make_case(op, op.examples.at(example), dtype);
+    return run(make_case(op, op.examples.at(example), dtype));
+  }
+  std::string run(const NodeCase& test_case) {
+    const DType dtype = test_case.output_types.at(0).dtype;
     const std::vector<Tensor> expected = run_case(test_case);
     ::testing::internal::CaptureStderr();
     const std::vector<Tensor> actual = run_on_device(test_case, **device_, std::nullopt, true);
     const std::string logged = ::testing::internal::GetCapturedStderr();
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(tensors_near(actual[i], expected[i], kernel_tolerance(dtype))) << type;
+      EXPECT_TRUE(tensors_near(actual[i], expected[i], kernel_tolerance(dtype)))
+          << test_case.node.op_type;
     }
     return logged;
   }
@@ -83,6 +87,27 @@ TEST_F(CudaFallbackTest, NoEngineThatAddsIn16BitsRuns) {
   const std::vector<Tensor> actual = run_on_device(test_case, **device_);
   EXPECT_EQ(static_cast<float>(actual[0].data<Float16>()[0]), 4096);
   EXPECT_GT(cuda_double::num_graphs("conv_filter"), 0);
+}
+
+// What is left to a slow kernel is said, and unequal pads are not.
+TEST_F(CudaFallbackTest, CudnnRunsConvolutionsOfUnequalPads) {
+  for (const auto& [type, graph] : kConvolutions) {
+    OpExample example;
+    example.name = "unequal";
+    example.attributes = {{"kernel_shape", Shape{3, 3}},
+                          {"pads", Shape{0, 0, 1, 2}},
+                          {"strides", Shape{2, 2}},
+                          {"input_spatial", Shape{6, 6}}};
+    const TensorType x{DType::kFloat32, {2, 3, 6, 6}}, w{DType::kFloat32, {4, 3, 3, 3}},
+        y{DType::kFloat32, {2, 4, 3, 3}};
+    example.inputs = {type == "ConvInputGrad" ? y : x, type == "ConvWeightGrad" ? y : w};
+    for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
+      set_device({});
+      const NodeCase test_case = make_case(get_op(type), example, dtype);
+      EXPECT_EQ(has(run(test_case), "cuDNN does not take float64"), dtype == DType::kFloat64);
+      EXPECT_EQ(cuda_double::num_graphs(graph) > 0, dtype == DType::kFloat32) << type;
+    }
+  }
 }
 
 TEST_F(CudaFallbackTest, AKernelRunsConvolutionsWhenCudnnHasNone) {

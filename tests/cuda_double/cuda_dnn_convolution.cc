@@ -49,7 +49,7 @@ constexpr Names kNames[] = {{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIP
 struct Convolution {
   Side side{};
   Tensor x, w, y;
-  std::vector<int64_t> strides, dilations, pads;
+  std::vector<int64_t> strides, dilations, pads, pads_end;
 };
 
 bool is_float(cudnnDataType_t type) {
@@ -58,13 +58,12 @@ bool is_float(cudnnDataType_t type) {
 
 bool fits(const Convolution& c, const Node& maths, const Node& operation, const Names& names) {
   const size_t spatial = c.x.dims.size() - 2;
-  const std::vector<int64_t> post = maths.get<int64_t>(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
   bool good =
       is_valid(c.x) && is_valid(c.w) && is_valid(c.y) && is_float(c.x.type) &&
       c.x.type == c.w.type && c.x.type == c.y.type && c.x.dims.size() >= 4 &&
       c.w.dims.size() == c.x.dims.size() && c.y.dims.size() == c.x.dims.size() &&
       c.strides.size() == spatial && c.dilations.size() == spatial && c.pads.size() == spatial &&
-      post == c.pads &&
+      c.pads_end.size() == spatial &&
       maths.one<int64_t>(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, 0) == static_cast<int64_t>(spatial) &&
       maths.one<cudnnDataType_t>(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_DATA_HALF) ==
           CUDNN_DATA_FLOAT &&
@@ -75,7 +74,8 @@ bool fits(const Convolution& c, const Node& maths, const Node& operation, const 
       c.y.dims[1] % (c.x.dims[1] / c.w.dims[1]) == 0;
   for (size_t d = 0; good && d < spatial; ++d) {
     const int64_t reach = (c.w.dims[d + 2] - 1) * c.dilations[d] + 1;
-    good = (c.x.dims[d + 2] + 2 * c.pads[d] - reach) / c.strides[d] + 1 == c.y.dims[d + 2];
+    good =
+        (c.x.dims[d + 2] + c.pads[d] + c.pads_end[d] - reach) / c.strides[d] + 1 == c.y.dims[d + 2];
   }
   return good;
 }
@@ -139,7 +139,8 @@ std::optional<Operation> convolution_of(const Node& operation) {
                       tensor_of(*ty),
                       maths->get<int64_t>(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES),
                       maths->get<int64_t>(CUDNN_ATTR_CONVOLUTION_DILATIONS),
-                      maths->get<int64_t>(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS)};
+                      maths->get<int64_t>(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS),
+                      maths->get<int64_t>(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS)};
   if (!fits(c, *maths, operation, *names)) {
     return std::nullopt;
   }

@@ -120,6 +120,21 @@ TEST_P(CudnnLibraryTest, TakesTheConvolutionsOfResNet) {
   }
 }
 
+// As TensorFlow pads images of even sizes where the stride is 2.
+TEST_P(CudnnLibraryTest, TakesUnequalPads) {
+  const TensorType x{DType::kBFloat16, {2, 56, 56, 64}}, w{DType::kBFloat16, {64, 64, 3, 3}},
+      y{DType::kBFloat16, {2, 28, 28, 64}};
+  const Attributes attributes = {{"strides", Shape{2, 2}},
+                                 {"pads", Shape{0, 0, 1, 1}},
+                                 {"kernel_shape", Shape{3, 3}},
+                                 {"layout", std::string("nhwc")}};
+  Attributes with_size = attributes;
+  with_size.set("input_spatial", Shape{56, 56});
+  expect_engine("Conv", attributes, {x, w});
+  expect_engine("ConvInputGrad", with_size, {y, w});
+  expect_engine("ConvWeightGrad", attributes, {x, y});
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures,
                          CudnnLibraryTest,
                          ::testing::ValuesIn(kArchitectures),
