@@ -149,8 +149,11 @@ Kernel activated_cuda(const NodePair& pair, const DeviceSpec& spec) {
   cublas::Problem problem = problem_of(op, p, batches);
   problem.epilogue = epilogue_of(pair, p.n);
   problem.bias = op.has_input(kBias);
-  const bool plain =
-      problem.epilogue != cublas::Epilogue::kGeluGrad || (!problem.bias && !op.has_input(kTerm));
+  // What Gelu is taken of may come to lie over the term, and cuBLASLt says of no output but its
+  // result that it may be C.
+  const bool plain = problem.epilogue == cublas::Epilogue::kGeluGrad
+                         ? !problem.bias && !op.has_input(kTerm)
+                         : problem.epilogue != cublas::Epilogue::kGeluAux || !op.has_input(kTerm);
   if (!one || !low || !same || !plain || problem.epilogue == cublas::Epilogue::kNone ||
       p.m * p.n * p.k == 0) {
     return {};

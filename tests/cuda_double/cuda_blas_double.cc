@@ -448,10 +448,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
   const size_t aux_bytes =
       desc.reads_mask() ? static_cast<size_t>(desc.aux_ld) * s.n / 8
                         : (static_cast<size_t>(desc.aux_ld) * (s.n - 1) + s.m) * bytes_of(y.type);
+  // It is not documented that what is stored may lie where c does.
+  const double factor = load(alpha, desc.scale, 0), keep = load(beta, desc.scale, 0);
+  const auto* aux_begin = static_cast<const std::byte*>(desc.aux);
+  const auto* c_begin = static_cast<const std::byte*>(c_data);
+  const bool over_c = desc.stores_aux() && keep != 0 && aux_begin < c_begin + c.extent() &&
+                      c_begin < aux_begin + aux_bytes;
   const bool aux_fits = !has_aux || (desc.aux_ld % (desc.reads_mask() ? 128 : 8) == 0 &&
                                      desc.aux_ld >= static_cast<int64_t>(s.m) &&
                                      aligned(desc.aux, 16) && y.batch == 1 && desc.aux != y_data &&
-                                     cuda_double::is_device_range(desc.aux, aux_bytes));
+                                     !over_c && cuda_double::is_device_range(desc.aux, aux_bytes));
   if (handle == nullptr || !s.valid || !fits || !on_device || !c_fits || !bias_fits || !aux_fits) {
     cuda_double::note_misuse(__func__);
     return CUBLAS_STATUS_INVALID_VALUE;
@@ -465,7 +471,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
   cuda_double::count_product(desc.epilogue);
-  const double factor = load(alpha, desc.scale, 0), keep = load(beta, desc.scale, 0);
   if (keep != 0 && c_data != y_data) {
     cuda_double::count_addition();
   }
