@@ -193,7 +193,6 @@ struct Matmul::Impl {
     make_layout(y, p, y_dtype(p), p.a.rows, p.b.columns, p.y_stride, p.y_batch_stride);
   }
 
-  // Reduction schemes are all deterministic but for those that add in place.
   void describe(bool tf32) {
     const cudaDataType_t scale = p.dtype == DType::kFloat64 ? CUDA_R_64F : CUDA_R_32F;
     TRAINRT_CUDA_CHECK(cublasLtMatmulDescCreate(&description.value, compute_type(p, tf32), scale));
@@ -202,6 +201,18 @@ struct Matmul::Impl {
     };
     set(description.value, CUBLASLT_MATMUL_DESC_TRANSA, operation(p.b));
     set(description.value, CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a));
+  }
+
+  // How the sums of parts of k are added up. Schemes are deterministic but for the one in place.
+  // All but the one in the type of computation keep partial sums in y's type, which 16 bits round
+  // and overflow.
+  uint32_t reduction_schemes(bool deterministic) const {
+    if (dtype_bytes(y_dtype(p)) == 2) {
+      return CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    }
+    return deterministic
+               ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE
+               : CUBLASLT_REDUCTION_SCHEME_MASK;
   }
 
   bool is_empty() const { return p.batch * p.a.rows * p.b.columns == 0; }
@@ -271,12 +282,9 @@ struct Matmul::Impl {
     set(preference.value,
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         static_cast<uint64_t>(p.workspace_bytes));
-    if (context.deterministic()) {
-      set(preference.value,
-          CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-          static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_MASK &
-                                ~static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_INPLACE)));
-    }
+    set(preference.value,
+        CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        reduction_schemes(context.deterministic()));
     set(preference.value,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         alignment_of(p.b_alignment, p.b_batch_stride, p.dtype));

@@ -14,6 +14,20 @@ class CudaProductTest : public ::testing::Test {
   DoubleDevice device_;
 };
 
+// 60000 + 60000 is no float16, nor is any part of the sum beyond 65504.
+TEST_F(CudaProductTest, SumsOfParts16BitsWideAreAskedForByNoProduct) {
+  OpExample example;
+  example.name = "large";
+  example.inputs = {{DType::kFloat32, {1, 4}}, {DType::kFloat32, {4, 1}}};
+  NodeCase product = make_case(get_op("MatMul"), example, DType::kFloat16);
+  for (const size_t i : {0, 1, 2, 3}) {
+    product.inputs[0].data<Float16>()[i] = Float16(i < 2 ? 300.0f : -300.0f);
+    product.inputs[1].data<Float16>()[i] = Float16(200.0f);
+  }
+  const std::vector<Tensor> y = run_on_device(product, *device_);
+  EXPECT_EQ(static_cast<float>(y[0].data<Float16>()[0]), 0);
+}
+
 // The memory plan may put what Gelu is taken of where the term was, which cuBLASLt would read.
 TEST_F(CudaProductTest, OnlyProductsWithoutATermKeepWhatGeluIsTakenOf) {
   const DeviceSpec& spec = device_->context().spec();

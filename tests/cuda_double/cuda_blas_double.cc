@@ -54,13 +54,15 @@ struct Description {
 
 struct Preference {
   uint64_t workspace = 0;
+  uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK;
   uint32_t alignment[4] = {256, 256, 256, 256};
 };
 
 // What the double's heuristic hands out as an algorithm: it must come back to the same product.
 struct Algorithm {
   uint32_t magic = 0;
-  int index = 0;  // among those handed out
+  int16_t index = 0;    // among those handed out
+  bool narrow = false;  // sums are rounded to the output's type after each addition
   uint64_t m = 0, n = 0, k = 0;
   uint32_t epilogue = 0;
   uint32_t alignment[4] = {};
@@ -342,12 +344,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
                                                     size_t size) {
   DOUBLE_ENTRY(CUBLAS_STATUS_INVALID_VALUE)
   Preference& p = preference(handle);
-  uint32_t mask = 0;
   switch (attribute) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
       return take<uint64_t, uint64_t>(p.workspace, value, size);
     case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-      return take<uint32_t, uint32_t>(mask, value, size);
+      return take<uint32_t, uint32_t>(p.reduction, value, size);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
       return take<uint32_t, uint32_t>(p.alignment[0], value, size);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
@@ -382,8 +383,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t,
     *found = 0;
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
+  const bool narrow = (preference(p).reduction &
+                       ~static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) != 0;
   Algorithm algorithm{
-      kMagic, 0, s.m, s.n, s.k, description(d).epilogue, {}, preference(p).workspace};
+      kMagic, 0, narrow, s.m, s.n, s.k, description(d).epilogue, {}, preference(p).workspace};
   std::memcpy(algorithm.alignment, preference(p).alignment, sizeof(algorithm.alignment));
   *found = std::min(requested, kNumAlgorithms);
   for (; algorithm.index < *found; ++algorithm.index) {
@@ -475,6 +478,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
     cuda_double::count_addition();
   }
   const cudaError_t queued = cuda_double::enqueue(stream, [=] {
+    double kept = 0;
     const bool ta = desc.trans_a == CUBLAS_OP_T, tb = desc.trans_b == CUBLAS_OP_T;
     for (int64_t batch = 0; batch < y.batch; ++batch) {
       for (int64_t i = 0; i < static_cast<int64_t>(s.m); ++i) {
@@ -485,6 +489,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle,
             const int64_t bt = batch * b.batch_stride + (tb ? j + k * b.ld : k + j * b.ld);
             sum +=
                 rounded(load(a_data, a.type, at), desc) * rounded(load(b_data, b.type, bt), desc);
+            if (algorithm.narrow) {
+              store(&kept, y.type, 0, sum);
+              sum = load(&kept, y.type, 0);
+            }
           }
           const int64_t from = batch * c.batch_stride + i + j * c.ld;
           const double old = keep == 0 ? 0 : keep * load(c_data, c.type, from);
