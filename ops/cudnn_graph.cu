@@ -23,9 +23,13 @@ std::span<std::byte> aligned(std::span<std::byte> workspace) {
       std::min(workspace.size(), (kWorkspaceAlignment - behind) % kWorkspaceAlignment));
 }
 
-// Does `fn` of one attempt. False when cuDNN refuses, which is then among the refusals.
+// Does `fn` of one attempt. False when cuDNN refuses, which is then among the refusals. Throws
+// where the device has failed, as it will whatever is asked next.
 template <typename Fn>
-bool taken(const std::string& attempt, std::vector<std::string>& refusals, Fn&& fn) {
+bool taken(CudaContext& context,
+           const std::string& attempt,
+           std::vector<std::string>& refusals,
+           Fn&& fn) {
   try {
     fn();
     return true;
@@ -37,6 +41,11 @@ bool taken(const std::string& attempt, std::vector<std::string>& refusals, Fn&& 
     char reason[512] = {};
     cudnnGetLastErrorString(reason, sizeof(reason));
     refusals.push_back(concat(attempt, ": ", error.message(), reason[0] == 0 ? "" : ": ", reason));
+    const cudaError_t state = cudaStreamQuery(context.cuda_stream());
+    static_cast<void>(cudaGetLastError());  // that the stream has work to do is no error
+    if (state != cudaSuccess && state != cudaErrorNotReady) {
+      cuda::fail(cuda::failure_of(state), "cudaStreamQuery");
+    }
     return false;
   }
 }
@@ -136,16 +145,18 @@ std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_
 // Engines that a heuristic proposes for a graph and that keep to the rules, best first.
 std::vector<Candidate> candidates_of(const Descriptor& graph,
                                      cudnnBackendHeurMode_t mode,
-                                     cudnnHandle_t handle,
+                                     CudaContext& context,
                                      const EngineRules& rules,
                                      std::vector<std::string>& refusals) {
   const char* const mode_name = mode == CUDNN_HEUR_MODE_A ? "A" : "F";
   std::vector<Descriptor> configs;  // none: a mode may not know graphs of this kind
-  taken(mode_name, refusals, [&] { configs = proposals(graph, mode); });
+  taken(context, mode_name, refusals, [&] { configs = proposals(graph, mode); });
   std::vector<Candidate> found;
   for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
     const std::string name = concat(mode_name, i);
-    taken(name, refusals, [&] { found.push_back({name, plan_of(configs[i], handle, rules)}); });
+    taken(context, name, refusals, [&] {
+      found.push_back({name, plan_of(configs[i], context.cudnn(), rules)});
+    });
   }
   return found;
 }
@@ -356,8 +367,9 @@ Candidate* PlannedGraph::fastest(CudaContext& context,
                                  const Pointers& pointers,
                                  std::span<std::byte> workspace) {
   const auto runs = [&](const Candidate& candidate) {
-    return taken(
-        candidate.name, refusals_, [&] { execute(context, candidate.plan, pointers, workspace); });
+    return taken(context, candidate.name, refusals_, [&] {
+      execute(context, candidate.plan, pointers, workspace);
+    });
   };
   if (candidates.size() < 2 || rules.deterministic) {
     const auto first = std::find_if(candidates.begin(), candidates.end(), runs);
@@ -382,7 +394,7 @@ Candidate* PlannedGraph::fastest(CudaContext& context,
   float least = std::numeric_limits<float>::infinity();
   for (Candidate& candidate : candidates) {
     float elapsed = least;
-    taken(candidate.name, refusals_, [&] {
+    taken(context, candidate.name, refusals_, [&] {
       elapsed = milliseconds(context, candidate.plan, pointers, workspace);
     });
     if (elapsed < least) {
@@ -404,18 +416,17 @@ void PlannedGraph::choose(CudaContext& context,
   const int64_t room = std::max<int64_t>(
       0, static_cast<int64_t>(workspace.size()) - static_cast<int64_t>(kWorkspaceAlignment));
   const EngineRules rules{context.deterministic(), is_fp32_ && !context.tf32(), room};
-  const cudnnHandle_t handle = context.cudnn();
   std::optional<Graph> graph;  // outlives what refers to its tensors
   std::optional<Descriptor> operations;
-  const bool takes = taken("its graph", refusals_, [&] {
+  const bool takes = taken(context, "its graph", refusals_, [&] {
     graph.emplace(build());
-    operations.emplace(graph->build(handle));
+    operations.emplace(graph->build(context.cudnn()));
   });
   if (!takes) {
     return;
   }
   for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    std::vector<Candidate> all = candidates_of(*operations, mode, handle, rules, refusals_);
+    std::vector<Candidate> all = candidates_of(*operations, mode, context, rules, refusals_);
     if (Candidate* best = fastest(context, all, rules, pointers, workspace)) {
       plan_ = std::make_unique<Descriptor>(std::move(best->plan));
       return;

@@ -110,6 +110,21 @@ TEST_F(CudaFallbackTest, CudnnRunsConvolutionsOfUnequalPads) {
   }
 }
 
+// Whoever is asked next would fail in the same way.
+TEST_F(CudaFallbackTest, AFailureOfTheDeviceIsNoRefusal) {
+  set_faults({"A0", "device"}, Fault::kFails);
+  const NodeCase test_case = make_case(get_op("Conv"), get_op("Conv").examples.at(0));
+  try {
+    run_on_device(test_case, **device_);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDevice);
+    EXPECT_TRUE(has(error.message(), "cudaStreamQuery")) << error.message();
+  }
+  EXPECT_EQ(cuda_double::num_graphs("conv_forward"), 0);
+  set_faults({"device"}, Fault::kNone);
+}
+
 TEST_F(CudaFallbackTest, AKernelRunsConvolutionsWhenCudnnHasNone) {
   for (const Fault fault : {Fault::kRefuses, Fault::kWantsMore, Fault::kFails}) {
     set_faults({"A0", "A1", "F0"}, fault);

@@ -232,6 +232,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
         return CUDNN_STATUS_NOT_SUPPORTED;
       }
       good = n.child(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG) != nullptr;
+      cuda_double::count_plan();
       break;
     case CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR:
     case CUDNN_BACKEND_POINTWISE_DESCRIPTOR:

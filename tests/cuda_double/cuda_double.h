@@ -56,7 +56,7 @@ void block_queries(int device);
 
 // What a library's engine does against its user, from now on. Engines are cuDNN's "A0" and "A1" of
 // heuristic mode A, "F0" of its fallback; "graph" is any operation graph; cuBLASLt's are "L0",
-// "L1".
+// "L1"; "device" is what streams say when asked how they are.
 enum class Fault {
   kNone,
   kRefuses,    // when its plan, or the graph, is finalized; cuBLASLt does not propose it
@@ -82,6 +82,10 @@ int64_t num_additions();
 
 // cuDNN graphs with such an operation ("conv_forward", "exp", ...) that ran since reset().
 int64_t num_graphs(const std::string& operation);
+
+// Execution plans of cuDNN that were finalized since reset(): the real library may compile kernels
+// for each.
+int64_t num_plans();
 
 // What NVRTC was asked to compile since reset().
 struct CompiledText {
@@ -115,6 +119,7 @@ const Options& options();
 // True when the call must fail. Every entry point begins with it.
 bool enters_failure(const char* name);
 void reset_compiler();
+void reset_counts();
 void count_alive(const char* kind, int change);
 void note_misuse(const char* call);
 // Loads a kernel's code if it is the first launch on the stream's device: an error within a
@@ -126,6 +131,7 @@ void count_replay();
 void count_product(unsigned epilogue);
 void count_addition();
 void count_graph(const std::string& operation);
+void count_plan();
 void count_identifier();
 // Queues work on a stream; it may touch device memory when it runs.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);

@@ -20,10 +20,7 @@ struct State {
   Options options;
   std::map<cudaEvent_t, std::shared_ptr<CUevent_st>> events;
   std::map<std::string, int> alive;
-  std::map<unsigned, int64_t> products;   // by epilogue
-  std::map<std::string, int64_t> graphs;  // by operation
-  std::map<std::string, Fault> faults;    // by engine
-  int64_t additions = 0, identifiers = 0;
+  std::map<std::string, Fault> faults;  // by engine
   int64_t calls = 0, fail_at = 0, waits = 0, launches = 0, copies = 0, replays = 0;
   std::string failed, misuses;
   std::set<std::pair<int, std::string>> loaded;  // kernels by device
@@ -63,10 +60,8 @@ void reset(const Options& options) {
   s.loaded.clear();
   s.loads_under_communication = 0;
   s.blocked_queries = -1;
-  s.products.clear();
-  s.graphs.clear();
   s.faults.clear();
-  s.additions = s.identifiers = 0;
+  reset_counts();
   reset_compiler();
   reset_memory(options.num_devices);
   reset_streams(options.seed);
@@ -172,39 +167,6 @@ void count_launch() {
 }
 void count_replay() {
   ++state().replays;
-}
-
-int64_t num_products(unsigned epilogue) {
-  const Lock lock;
-  return state().products[epilogue];
-}
-void count_product(unsigned epilogue) {
-  const Lock lock;
-  ++state().products[epilogue];
-}
-int64_t num_identifiers() {
-  const Lock lock;
-  return state().identifiers;
-}
-void count_identifier() {
-  const Lock lock;
-  ++state().identifiers;
-}
-int64_t num_additions() {
-  const Lock lock;
-  return state().additions;
-}
-void count_addition() {
-  const Lock lock;
-  ++state().additions;
-}
-int64_t num_graphs(const std::string& operation) {
-  const Lock lock;
-  return state().graphs[operation];
-}
-void count_graph(const std::string& operation) {
-  const Lock lock;
-  ++state().graphs[operation];
 }
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
@@ -441,6 +403,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   }
   run_until_empty(*known);
   return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  DOUBLE_ENTRY_UNCAPTURED(cudaErrorIllegalAddress)
+  const auto known = find_stream(stream);
+  if (known == nullptr) {
+    return result(cudaErrorInvalidResourceHandle);
+  }
+  if (fault_of("device") == Fault::kFails) {
+    return result(cudaErrorIllegalAddress);
+  }
+  return result(known->queue.empty() ? cudaSuccess : cudaErrorNotReady);
 }
 cudaError_t cudaDeviceSynchronize() {
   DOUBLE_ENTRY_UNCAPTURED(cudaErrorIllegalAddress)
