@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
+#include <memory>
 #include <span>
 #include <string>
 
@@ -35,6 +36,9 @@ class CudaContext : public DeviceContext {
   virtual bool tf32() const = 0;           // float32 products may round their operands to TF32
   virtual const std::string& device_name() const = 0;
   virtual AlgorithmCache& algorithms() = 0;
+  // Null until it is set: what kernels of one problem share, under a name of theirs, for as long as
+  // the device lives.
+  virtual std::shared_ptr<const void>& shared(const std::string& name) = 0;
   // By NVRTC at the first call for this text on any device of the process, or from the file in
   // which an earlier run kept it. Lives as long as the device.
   virtual cudaKernel_t compiled(const DeviceSource& source) = 0;

@@ -50,117 +50,6 @@ bool taken(CudaContext& context,
   }
 }
 
-// What an engine does that the rules forbid; null: nothing.
-const char* forbidden(const Descriptor& config, const EngineRules& rules) {
-  const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-  cudnnBackendDescriptor_t handle = engine.get();
-  int64_t count = 0;
-  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(config.get(),
-                                              CUDNN_ATTR_ENGINECFG_ENGINE,
-                                              CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                              1,
-                                              &count,
-                                              &handle));
-  std::vector<cudnnBackendNumericalNote_t> notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(engine.get(),
-                                              CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
-                                              CUDNN_TYPE_NUMERICAL_NOTE,
-                                              CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
-                                              &count,
-                                              notes.data()));
-  for (int64_t i = 0; i < count; ++i) {
-    const cudnnBackendNumericalNote_t note = notes[static_cast<size_t>(i)];
-    // Sums of 16 bits, though the graph asks for float32's.
-    if (note == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) {
-      return "adds in 16 bits";
-    }
-    // Tensor cores take float32 as TF32.
-    if (rules.exact_fp32 && (note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
-                             note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)) {
-      return "rounds float32";
-    }
-    if (rules.deterministic && note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) {
-      return "is not deterministic";
-    }
-  }
-  return nullptr;
-}
-
-// The plan of an engine, which works on this device and within the workspace.
-Descriptor plan_of(const Descriptor& config, cudnnHandle_t handle, const EngineRules& rules) {
-  const char* const does = forbidden(config, rules);
-  TRAINRT_REQUIRE(does == nullptr, kDevice, does);
-  Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-  plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{handle});
-  plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-  plan.finalize();
-  int64_t count = 0, workspace = 0;
-  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(plan.get(),
-                                              CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                              CUDNN_TYPE_INT64,
-                                              1,
-                                              &count,
-                                              &workspace));
-  TRAINRT_REQUIRE(workspace <= rules.workspace,
-                  kDevice,
-                  "wants ",
-                  workspace,
-                  " bytes of workspace, of ",
-                  rules.workspace);
-  return plan;
-}
-
-std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
-  Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
-  heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, std::vector{mode});
-  heuristic.finalize();
-  int64_t count = 0;
-  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
-                                              CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                              CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                              0,
-                                              &count,
-                                              nullptr));
-  std::vector<Descriptor> configs;
-  std::vector<cudnnBackendDescriptor_t> handles;
-  for (int64_t i = 0; i < count; ++i) {
-    configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    handles.push_back(configs.back().get());
-  }
-  if (count > 0) {
-    TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
-                                                CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                                CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                                count,
-                                                &count,
-                                                handles.data()));
-  }
-  while (static_cast<int64_t>(configs.size()) > count) {  // fewer than announced were filled in
-    configs.pop_back();
-  }
-  return configs;
-}
-
-// Engines that a heuristic proposes for a graph and that keep to the rules, best first.
-std::vector<Candidate> candidates_of(const Descriptor& graph,
-                                     cudnnBackendHeurMode_t mode,
-                                     CudaContext& context,
-                                     const EngineRules& rules,
-                                     std::vector<std::string>& refusals) {
-  const char* const mode_name = mode == CUDNN_HEUR_MODE_A ? "A" : "F";
-  std::vector<Descriptor> configs;  // none: a mode may not know graphs of this kind
-  taken(context, mode_name, refusals, [&] { configs = proposals(graph, mode); });
-  std::vector<Candidate> found;
-  for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
-    const std::string name = concat(mode_name, i);
-    taken(context, name, refusals, [&] {
-      found.push_back({name, plan_of(configs[i], context.cudnn(), rules)});
-    });
-  }
-  return found;
-}
-
 // The names under which a pointwise operation knows its tensors.
 struct PointwiseNames {
   cudnnBackendAttributeName_t first, second, y;
@@ -297,6 +186,110 @@ Descriptor Graph::build(cudnnHandle_t handle) const {
 
 namespace {
 
+struct Candidate {
+  std::string name;
+  Descriptor plan;
+};
+
+// What an engine must keep to, beside adding in float32.
+struct EngineRules {
+  bool deterministic = false;  // equal bits in every run
+  bool exact_fp32 = false;     // float32 operands are not rounded to TF32
+  int64_t workspace = 0;       // at most
+};
+
+// What an engine does that the rules forbid; null: nothing.
+const char* forbidden(const Descriptor& config, const EngineRules& rules) {
+  const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t handle = engine.get();
+  int64_t count = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(config.get(),
+                                              CUDNN_ATTR_ENGINECFG_ENGINE,
+                                              CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                              1,
+                                              &count,
+                                              &handle));
+  std::vector<cudnnBackendNumericalNote_t> notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(engine.get(),
+                                              CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                              CUDNN_TYPE_NUMERICAL_NOTE,
+                                              CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
+                                              &count,
+                                              notes.data()));
+  for (int64_t i = 0; i < count; ++i) {
+    const cudnnBackendNumericalNote_t note = notes[static_cast<size_t>(i)];
+    // Sums of 16 bits, though the graph asks for float32's.
+    if (note == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) {
+      return "adds in 16 bits";
+    }
+    // Tensor cores take float32 as TF32.
+    if (rules.exact_fp32 && (note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
+                             note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)) {
+      return "rounds float32";
+    }
+    if (rules.deterministic && note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) {
+      return "is not deterministic";
+    }
+  }
+  return nullptr;
+}
+
+// The plan of an engine, which works on this device and within the workspace.
+Descriptor plan_of(const Descriptor& config, cudnnHandle_t handle, const EngineRules& rules) {
+  const char* const does = forbidden(config, rules);
+  TRAINRT_REQUIRE(does == nullptr, kDevice, does);
+  Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector{handle});
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  plan.finalize();
+  int64_t count = 0, workspace = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(plan.get(),
+                                              CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                              CUDNN_TYPE_INT64,
+                                              1,
+                                              &count,
+                                              &workspace));
+  TRAINRT_REQUIRE(workspace <= rules.workspace,
+                  kDevice,
+                  "wants ",
+                  workspace,
+                  " bytes of workspace, of ",
+                  rules.workspace);
+  return plan;
+}
+
+std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
+  Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, std::vector{mode});
+  heuristic.finalize();
+  int64_t count = 0;
+  TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
+                                              CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                              CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                              0,
+                                              &count,
+                                              nullptr));
+  std::vector<Descriptor> configs;
+  std::vector<cudnnBackendDescriptor_t> handles;
+  for (int64_t i = 0; i < count; ++i) {
+    configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    handles.push_back(configs.back().get());
+  }
+  if (count > 0) {
+    TRAINRT_CUDA_CHECK(cudnnBackendGetAttribute(heuristic.get(),
+                                                CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                                CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                                count,
+                                                &count,
+                                                handles.data()));
+  }
+  while (static_cast<int64_t>(configs.size()) > count) {  // fewer than announced were filled in
+    configs.pop_back();
+  }
+  return configs;
+}
+
 void execute(CudaContext& context,
              const Descriptor& plan,
              const PlannedGraph::Pointers& pointers,
@@ -336,102 +329,183 @@ float milliseconds(CudaContext& context,
   return elapsed;
 }
 
+// The search for the engine of one graph.
+class Search {
+ public:
+  Search(CudaContext& context,
+         const Descriptor& graph,
+         const EngineRules& rules,
+         const PlannedGraph::Pointers& pointers,
+         std::span<std::byte> workspace,
+         std::vector<std::string>& refusals)
+      : context_(context),
+        graph_(graph),
+        rules_(rules),
+        pointers_(pointers),
+        workspace_(workspace),
+        refusals_(refusals) {}
+
+  // `known`: what an earlier search found.
+  std::optional<Candidate> find(const std::optional<std::string>& known) {
+    if (known) {
+      if (std::optional<Candidate> found = named(*known)) {
+        return found;
+      }
+    }
+    std::optional<Candidate> found = best(CUDNN_HEUR_MODE_A);
+    return found ? std::move(found) : best(CUDNN_HEUR_MODE_FALLBACK);
+  }
+
+ private:
+  // If it still runs.
+  std::optional<Candidate> named(const std::string& name) {
+    const cudnnBackendHeurMode_t mode =
+        name[0] == 'A' ? CUDNN_HEUR_MODE_A : CUDNN_HEUR_MODE_FALLBACK;
+    const std::vector<Descriptor> configs = configs_of(mode);
+    for (size_t i = 0; i < configs.size(); ++i) {
+      if (name_of(mode, i) == name) {
+        std::optional<Candidate> candidate = planned(name, configs[i]);
+        return candidate && runs(*candidate) ? std::move(candidate) : std::nullopt;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // The first that runs, where runs must repeat; else the fastest.
+  std::optional<Candidate> best(cudnnBackendHeurMode_t mode) {
+    const std::vector<Descriptor> configs = configs_of(mode);
+    std::vector<Candidate> found;
+    for (size_t i = 0; i < configs.size() && found.size() < kMostCandidates; ++i) {
+      std::optional<Candidate> candidate = planned(name_of(mode, i), configs[i]);
+      if (candidate && rules_.deterministic && runs(*candidate)) {
+        return candidate;
+      }
+      if (candidate && !rules_.deterministic) {
+        found.push_back(std::move(*candidate));
+      }
+    }
+    Candidate* const fastest = fastest_of(found);
+    return fastest == nullptr ? std::nullopt : std::optional(std::move(*fastest));
+  }
+
+  // The same for the same graph, device and version of cuDNN.
+  static std::string name_of(cudnnBackendHeurMode_t mode, size_t i) {
+    return concat(mode == CUDNN_HEUR_MODE_A ? "A" : "F", i);
+  }
+  bool runs(const Candidate& candidate) {
+    return taken(context_, candidate.name, refusals_, [&] {
+      execute(context_, candidate.plan, pointers_, workspace_);
+    });
+  }
+  // None: a mode may not know graphs of this kind.
+  std::vector<Descriptor> configs_of(cudnnBackendHeurMode_t mode) {
+    std::vector<Descriptor> configs;
+    taken(context_, mode == CUDNN_HEUR_MODE_A ? "A" : "F", refusals_, [&] {
+      configs = proposals(graph_, mode);
+    });
+    return configs;
+  }
+  std::optional<Candidate> planned(const std::string& name, const Descriptor& config) {
+    std::optional<Candidate> candidate;
+    taken(context_, name, refusals_, [&] {
+      candidate.emplace(Candidate{name, plan_of(config, context_.cudnn(), rules_)});
+    });
+    return candidate;
+  }
+  Candidate* fastest_of(std::vector<Candidate>& candidates) {
+    if (candidates.size() == 1) {
+      return runs(candidates[0]) ? &candidates[0] : nullptr;
+    }
+    Candidate* best = nullptr;
+    float least = std::numeric_limits<float>::infinity();
+    for (Candidate& candidate : candidates) {
+      float elapsed = least;
+      taken(context_, candidate.name, refusals_, [&] {
+        elapsed = milliseconds(context_, candidate.plan, pointers_, workspace_);
+      });
+      if (elapsed < least) {
+        least = elapsed;
+        best = &candidate;
+      }
+    }
+    return best;
+  }
+
+  CudaContext& context_;
+  const Descriptor& graph_;
+  const EngineRules& rules_;
+  const PlannedGraph::Pointers& pointers_;
+  std::span<std::byte> workspace_;
+  std::vector<std::string>& refusals_;
+};
+
+// `problem`: all that the choice depends on.
+Choice choose(CudaContext& context,
+              const std::string& problem,
+              const EngineRules& rules,
+              const std::function<Graph()>& build,
+              const PlannedGraph::Pointers& pointers,
+              std::span<std::byte> workspace) {
+  Choice choice;
+  std::optional<Graph> graph;  // outlives what refers to its tensors
+  std::optional<Descriptor> operations;
+  const bool takes = taken(context, "its graph", choice.refusals, [&] {
+    graph.emplace(build());
+    operations.emplace(graph->build(context.cudnn()));
+  });
+  if (!takes) {
+    return choice;
+  }
+  Search search(context, *operations, rules, pointers, workspace, choice.refusals);
+  const std::optional<std::string> known = context.algorithms().find(problem);
+  if (std::optional<Candidate> found = search.find(known)) {
+    if (found->name != known) {
+      context.algorithms().keep(problem, found->name);
+    }
+    choice.plan.emplace(std::move(found->plan));
+  }
+  return choice;
+}
+
 }  // namespace
 
 bool PlannedGraph::run(CudaContext& context,
                        const std::function<Graph()>& build,
                        const Pointers& pointers,
                        std::span<std::byte> workspace) {
-  if (!asked_) {
-    choose(context, build, pointers, workspace);
-    asked_ = true;
+  if (choice_ == nullptr) {
+    // The same wherever the workspace lies.
+    const int64_t room = std::max<int64_t>(
+        0, static_cast<int64_t>(workspace.size()) - static_cast<int64_t>(kWorkspaceAlignment));
+    const EngineRules rules{context.deterministic(), is_fp32_ && !context.tf32(), room};
+    const std::string problem = concat(context.device_name(),
+                                       "|cuDNN ",
+                                       cudnnGetVersion(),
+                                       "|",
+                                       key_,
+                                       is_fp32_ && !rules.exact_fp32 ? " tf32 " : " ",
+                                       rules.deterministic ? "deterministic " : "",
+                                       room);
+    std::shared_ptr<const void>& known = context.shared(problem);
+    if (known == nullptr) {
+      known = std::make_shared<const Choice>(
+          choose(context, problem, rules, build, pointers, workspace));
+    }
+    choice_ = std::static_pointer_cast<const Choice>(known);
   }
-  if (plan_ != nullptr) {
-    execute(context, *plan_, pointers, workspace);
+  if (choice_->plan) {
+    execute(context, *choice_->plan, pointers, workspace);
   }
-  return plan_ != nullptr;
+  return choice_->plan.has_value();
 }
 
 std::string PlannedGraph::why_not() const {
   std::string text = concat("cuDNN ", cudnnGetVersion(), " has no engine for ", key_);
-  for (const std::string& refusal : refusals_) {
-    text += (&refusal == &refusals_.front() ? " (" : "; ") + refusal;
+  const std::vector<std::string>& refusals = choice_->refusals;
+  for (const std::string& refusal : refusals) {
+    text += (&refusal == &refusals.front() ? " (" : "; ") + refusal;
   }
-  return refusals_.empty() ? text : text + ")";
-}
-
-// The first that runs, where runs must repeat or there is no other; else the fastest.
-Candidate* PlannedGraph::fastest(CudaContext& context,
-                                 std::vector<Candidate>& candidates,
-                                 const EngineRules& rules,
-                                 const Pointers& pointers,
-                                 std::span<std::byte> workspace) {
-  const auto runs = [&](const Candidate& candidate) {
-    return taken(context, candidate.name, refusals_, [&] {
-      execute(context, candidate.plan, pointers, workspace);
-    });
-  };
-  if (candidates.size() < 2 || rules.deterministic) {
-    const auto first = std::find_if(candidates.begin(), candidates.end(), runs);
-    return first == candidates.end() ? nullptr : &*first;
-  }
-  // All that the choice depends on.
-  const std::string problem = concat(context.device_name(),
-                                     "|cuDNN ",
-                                     cudnnGetVersion(),
-                                     "|",
-                                     key_,
-                                     is_fp32_ && !rules.exact_fp32 ? " tf32 " : " ",
-                                     rules.workspace);
-  const std::optional<std::string> known = context.algorithms().find(problem);
-  const auto at = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& one) {
-    return one.name == known;
-  });
-  if (at != candidates.end() && runs(*at)) {
-    return &*at;
-  }
-  Candidate* best = nullptr;
-  float least = std::numeric_limits<float>::infinity();
-  for (Candidate& candidate : candidates) {
-    float elapsed = least;
-    taken(context, candidate.name, refusals_, [&] {
-      elapsed = milliseconds(context, candidate.plan, pointers, workspace);
-    });
-    if (elapsed < least) {
-      least = elapsed;
-      best = &candidate;
-    }
-  }
-  if (best != nullptr) {
-    context.algorithms().keep(problem, best->name);
-  }
-  return best;
-}
-
-void PlannedGraph::choose(CudaContext& context,
-                          const std::function<Graph()>& build,
-                          const Pointers& pointers,
-                          std::span<std::byte> workspace) {
-  // The same wherever the workspace lies.
-  const int64_t room = std::max<int64_t>(
-      0, static_cast<int64_t>(workspace.size()) - static_cast<int64_t>(kWorkspaceAlignment));
-  const EngineRules rules{context.deterministic(), is_fp32_ && !context.tf32(), room};
-  std::optional<Graph> graph;  // outlives what refers to its tensors
-  std::optional<Descriptor> operations;
-  const bool takes = taken(context, "its graph", refusals_, [&] {
-    graph.emplace(build());
-    operations.emplace(graph->build(context.cudnn()));
-  });
-  if (!takes) {
-    return;
-  }
-  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    std::vector<Candidate> all = candidates_of(*operations, mode, context, rules, refusals_);
-    if (Candidate* best = fastest(context, all, rules, pointers, workspace)) {
-      plan_ = std::make_unique<Descriptor>(std::move(best->plan));
-      return;
-    }
-  }
+  return refusals.empty() ? text : text + ")";
 }
 
 }  // namespace trainrt::cudnn

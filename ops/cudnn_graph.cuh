@@ -98,26 +98,25 @@ class Graph {
   std::vector<Descriptor> tensors_, operations_;
 };
 
-// What an engine must keep to, beside adding in float32.
-struct EngineRules {
-  bool deterministic = false;  // equal bits in every run
-  bool exact_fp32 = false;     // float32 operands are not rounded to TF32
-  int64_t workspace = 0;       // at most
-};
-
-struct Candidate {
-  std::string name;  // the same for the same graph, device and version of cuDNN
-  Descriptor plan;
+// What the search for a graph's engine came to. Engines add in float32 and keep within the
+// workspace; where runs must repeat they give equal bits; float32 is rounded to TF32 only where the
+// device may.
+struct Choice {
+  std::optional<Descriptor> plan;     // none: no engine
+  std::vector<std::string> refusals;  // in the order in which engines were asked
 };
 
 // A graph, and the engine that runs it: of those proposed the one that was fastest in a measurement
-// at the first run, kept in the device's AlgorithmCache; the first one where runs must repeat. What
-// cuDNN refuses, be it the graph, an engine's plan or its run, is no error: the next engine is
-// asked.
+// at the first run; the first one where runs must repeat. What cuDNN refuses, be it the graph, an
+// engine's plan or its run, is no error: the next engine is asked.
+//
+// To make a plan may take seconds, in which kernels are compiled. So graphs of one problem on a
+// device share theirs, and the device's AlgorithmCache keeps the engine's name for runs to come,
+// which make this one plan.
 class PlannedGraph {
  public:
-  // `key` names the problem among all that this program makes graphs for; `dtype`: of the operands,
-  // float32 ones being rounded to TF32 only where the device may.
+  // `key` names the problem among all that this program makes graphs for, and says all that the
+  // graph is made from; `dtype`: of the operands.
   PlannedGraph(std::string key, DType dtype)
       : key_(std::move(key)), is_fp32_(dtype == DType::kFloat32) {}
 
@@ -135,20 +134,9 @@ class PlannedGraph {
   std::string why_not() const;
 
  private:
-  void choose(CudaContext& context,
-              const std::function<Graph()>& build,
-              const Pointers& pointers,
-              std::span<std::byte> workspace);
-  Candidate* fastest(CudaContext& context,
-                     std::vector<Candidate>& candidates,
-                     const EngineRules& rules,
-                     const Pointers& pointers,
-                     std::span<std::byte> workspace);
   std::string key_;
   bool is_fp32_;
-  bool asked_ = false;
-  std::unique_ptr<Descriptor> plan_;   // null: no engine
-  std::vector<std::string> refusals_;  // in the order in which they were asked
+  std::shared_ptr<const Choice> choice_;  // null: not asked yet
 };
 
 }  // namespace trainrt::cudnn

@@ -151,6 +151,7 @@ class Context : public CudaContext {
   bool tf32() const override { return tf32_; }
   const std::string& device_name() const override { return name_; }
   AlgorithmCache& algorithms() override { return *algorithms_; }
+  std::shared_ptr<const void>& shared(const std::string& name) override { return shared_[name]; }
   cudaKernel_t compiled(const DeviceSource& source) override { return kernels_->find(source); }
   void note(const std::string& text) override {
     if (noted_.insert(text).second) {
@@ -171,6 +172,7 @@ class Context : public CudaContext {
   Stream stream_;
   CublasHandle cublas_;
   CudnnHandle cudnn_;
+  std::map<std::string, std::shared_ptr<const void>> shared_;  // may hold what is cuDNN's
   std::set<std::string> noted_;
 };
 

@@ -127,6 +127,7 @@ TEST_F(CudaFallbackTest, AFailureOfTheDeviceIsNoRefusal) {
 
 TEST_F(CudaFallbackTest, AKernelRunsConvolutionsWhenCudnnHasNone) {
   for (const Fault fault : {Fault::kRefuses, Fault::kWantsMore, Fault::kFails}) {
+    set_device({});
     set_faults({"A0", "A1", "F0"}, fault);
     for (const auto& [type, graph] : kConvolutions) {
       const std::string logged = run(type);
