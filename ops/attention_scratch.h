@@ -83,9 +83,10 @@ struct FusedScratch {
       return;
     }
     const int64_t rows = p.heads * p.sq * 4, dq = rows * p.d;
-    // Engines for Ampere add dq up in a copy of their own, whose rows are a multiple of 8; heads
-    // that share keys get their own dk and dv first.
-    const bool ampere = spec.isa.starts_with("sm_8");
+    // Engines for Ampere, which also run where there are none for the architecture itself, add dq
+    // up in a copy of their own, whose rows are a multiple of 8; heads that share keys get their
+    // own dk and dv first.
+    const bool ampere = !spec.isa.starts_with("sm_9") && !spec.isa.starts_with("sm_10");
     const int64_t own = (ampere ? p.heads * ((p.sq + 7) / 8 * 8) * p.d * 4 : 0) +
                         (p.group() > 1 ? p.heads * p.sk * (p.d + p.e) * 2 : 0);
     samples = std::clamp<int64_t>(spec.workspace_cap / (rows + dq + own), 1, p.samples);

@@ -18,9 +18,11 @@ struct Architecture {
   cuda_dnn_described::Gpu gpu;
 };
 
-constexpr Architecture kArchitectures[] = {{"sm_80", {"NVIDIA A100-SXM4-80GB", 8, 108, 166912}},
-                                           {"sm_90", {"NVIDIA H100 80GB HBM3", 9, 132, 232448}},
-                                           {"sm_100", {"NVIDIA B200", 10, 148, 232448}}};
+constexpr Architecture kArchitectures[] = {
+    {"sm_80", {"NVIDIA A100-SXM4-80GB", 8, 108, 166912}},
+    {"sm_90", {"NVIDIA H100 80GB HBM3", 9, 132, 232448}},
+    {"sm_100", {"NVIDIA B200", 10, 148, 232448}},
+    {"sm_120", {"NVIDIA RTX PRO 6000 Blackwell", 12, 188, 101376}}};
 
 struct AttentionSizes {
   int64_t samples, heads, kv_heads, rows, width;
