@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <set>
+#include <memory>
 #include <stdexcept>
 
 #include "graph/base/error.h"
@@ -35,6 +35,7 @@ struct State {
   std::set<cudnnBackendDescriptor_t> heuristics;  // that want the description, too
   int64_t runs = 0;
   std::string refusals;
+  std::vector<cuda_dnn_described::Engine> proposed, run;
 };
 
 State& state() {
@@ -58,9 +59,76 @@ cudnnStatus_t set_gpu(cudnnBackendDescriptor_t descriptor, cudnnBackendAttribute
                "cudnnBackendSetAttribute");
 }
 
+class Made {
+ public:
+  explicit Made(cudnnBackendDescriptorType_t type) {
+    noted(REAL(cudnnBackendCreateDescriptor)(type, &handle_), "cudnnBackendCreateDescriptor");
+  }
+  ~Made() { REAL(cudnnBackendDestroyDescriptor)(handle_); }
+  Made(const Made&) = delete;
+  Made& operator=(const Made&) = delete;
+  cudnnBackendDescriptor_t get() const { return handle_; }
+
+ private:
+  cudnnBackendDescriptor_t handle_ = nullptr;
+};
+
+// How many of an attribute's elements there are; they are written to `to`.
+int64_t read(cudnnBackendDescriptor_t from,
+             cudnnBackendAttributeName_t name,
+             cudnnBackendAttributeType_t type,
+             int64_t room,
+             void* to) {
+  int64_t count = 0;
+  noted(REAL(cudnnBackendGetAttribute)(from, name, type, room, &count, to),
+        "cudnnBackendGetAttribute");
+  return count;
+}
+
+cuda_dnn_described::Engine engine_of(cudnnBackendDescriptor_t config) {
+  const Made engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t handle = engine.get();
+  read(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT] = {};
+  const int64_t count = read(engine.get(),
+                             CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                             CUDNN_TYPE_NUMERICAL_NOTE,
+                             CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
+                             notes);
+  cuda_dnn_described::Engine found;
+  found.notes.insert(notes, notes + count);
+  read(config, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &found.workspace);
+  return found;
+}
+
+void list_proposals(cudnnBackendDescriptor_t heuristic, int64_t announced) {
+  std::vector<std::unique_ptr<Made>> configs;
+  std::vector<cudnnBackendDescriptor_t> handles;
+  for (int64_t i = 0; i < announced; ++i) {
+    configs.push_back(std::make_unique<Made>(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+    handles.push_back(configs.back()->get());
+  }
+  const int64_t count = read(heuristic,
+                             CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                             CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                             announced,
+                             handles.data());
+  state().proposed.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    state().proposed.push_back(engine_of(handles[static_cast<size_t>(i)]));
+  }
+}
+
 }  // namespace
 
 namespace cuda_dnn_described {
+
+const std::vector<Engine>& proposed() {
+  return state().proposed;
+}
+const std::vector<Engine>& run() {
+  return state().run;
+}
 
 void describe(const Gpu& gpu) {
   const std::string text = trainrt::concat(
@@ -157,7 +225,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   }
   return noted(REAL(cudnnBackendFinalize)(descriptor), __func__);
 }
-// Of the engines that are proposed the first two alone: kernels are compiled for each.
+// Of the engines that are proposed all are listed, and the first two alone given: kernels are
+// compiled for each that a plan is made of.
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
                                        cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type,
@@ -167,14 +236,21 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
   const cudnnStatus_t status =
       REAL(cudnnBackendGetAttribute)(descriptor, name, type, requested, count, elements);
   if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
+    if (requested == 0 && *count > 0) {
+      list_proposals(descriptor, *count);
+    }
     *count = std::min<int64_t>(*count, 2);
   }
   return noted(status, __func__);
 }
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t,
-                                  cudnnBackendDescriptor_t,
+                                  cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t) {
   ++state().runs;
+  const Made config(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+  cudnnBackendDescriptor_t handle = config.get();
+  read(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
+  state().run.push_back(engine_of(config.get()));
   return CUDNN_STATUS_SUCCESS;
 }
 

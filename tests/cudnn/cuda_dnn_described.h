@@ -3,8 +3,12 @@
 // back end gives its handle. Running a plan does nothing but count.
 #pragma once
 
+#include <cudnn.h>
+
 #include <cstdint>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace cuda_dnn_described {
 
@@ -15,6 +19,23 @@ struct Gpu {
 
 // All plans from now on are for this one. Counts start anew.
 void describe(const Gpu& gpu);
+// An engine, and what it says of itself.
+struct Engine {
+  std::set<cudnnBackendNumericalNote_t> notes;
+  int64_t workspace = 0;
+
+  bool has(cudnnBackendNumericalNote_t note) const { return notes.count(note) > 0; }
+  bool is_deterministic() const { return !has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC); }
+  bool rounds_fp32() const {
+    return has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE) || has(CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
+  }
+  bool adds_in_16_bits() const { return has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION); }
+};
+// All that was proposed for the last graph of which engines were asked, and those that ran since
+// describe().
+const std::vector<Engine>& proposed();
+const std::vector<Engine>& run();
+
 // Plans that were run, and calls that the library refused, as text with its reasons.
 int64_t num_runs();
 std::string refusals();

@@ -2,6 +2,7 @@
 // workspace that a plan knows. What graphs compute is checked on the double (tests/cuda).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <ostream>
 
 #include "graph/op_def.h"
@@ -41,10 +42,8 @@ class CudnnLibraryTest : public ::testing::TestWithParam<Architecture> {
     device_ = cuda_module().make_device(0, {});
   }
 
-  // Runs a node whose inputs are zeros of these types, in bfloat16.
-  void expect_engine(const std::string& type,
-                     const Attributes& attributes,
-                     const TensorTypes& inputs) {
+  // Runs a node whose inputs are zeros of these types.
+  void ask(const std::string& type, const Attributes& attributes, const TensorTypes& inputs) {
     NodeCase test_case;
     test_case.node.name = test_case.node.op_type = type;
     test_case.node.attributes = attributes;
@@ -60,8 +59,13 @@ class CudnnLibraryTest : public ::testing::TestWithParam<Architecture> {
     for (size_t i = 0; i < test_case.output_types.size(); ++i) {
       test_case.node.outputs.push_back(static_cast<ValueId>(inputs.size() + i));
     }
-    const int64_t runs = cuda_dnn_described::num_runs();
     run_on_device(test_case, *device_);
+  }
+  void expect_engine(const std::string& type,
+                     const Attributes& attributes,
+                     const TensorTypes& inputs) {
+    const int64_t runs = cuda_dnn_described::num_runs();
+    ask(type, attributes, inputs);
     EXPECT_GT(cuda_dnn_described::num_runs(), runs)
         << type << " runs without cuDNN. " << cuda_dnn_described::refusals();
   }
@@ -135,6 +139,45 @@ TEST_P(CudnnLibraryTest, TakesUnequalPads) {
   expect_engine("Conv", attributes, {x, w});
   expect_engine("ConvInputGrad", with_size, {y, w});
   expect_engine("ConvWeightGrad", attributes, {x, y});
+}
+
+// What the rules of ops/cudnn_graph leave is enough, for all three convolutions of a first layer,
+// of an inner one and of a depthwise one.
+TEST_P(CudnnLibraryTest, HasEnginesForConvolutionsThatKeepToTheRules) {
+  struct Case {
+    Shape x, w, y;
+    int64_t stride, pad, group;
+  };
+  for (const Case& c : {Case{{2, 224, 224, 3}, {64, 3, 7, 7}, {2, 112, 112, 64}, 2, 3, 1},
+                        Case{{2, 56, 56, 64}, {64, 64, 3, 3}, {2, 56, 56, 64}, 1, 1, 1},
+                        Case{{2, 28, 28, 96}, {96, 1, 3, 3}, {2, 28, 28, 96}, 1, 1, 96}}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      const TensorType x{dtype, c.x}, w{dtype, c.w}, y{dtype, c.y};
+      Attributes attributes = {{"strides", Shape{c.stride, c.stride}},
+                               {"pads", Shape{c.pad, c.pad, c.pad, c.pad}},
+                               {"kernel_shape", Shape{c.w[2], c.w[3]}},
+                               {"group", c.group},
+                               {"layout", std::string("nhwc")},
+                               {"input_spatial", Shape{c.x[1], c.x[2]}}};
+      for (const auto& [type, inputs] : {std::pair<std::string, TensorTypes>{"Conv", {x, w}},
+                                         {"ConvInputGrad", {y, w}},
+                                         {"ConvWeightGrad", {x, y}}}) {
+        ask(type, attributes, inputs);
+        const std::vector<cuda_dnn_described::Engine>& engines = cuda_dnn_described::proposed();
+        const bool is_fp32 = dtype == DType::kFloat32;
+        EXPECT_TRUE(std::any_of(engines.begin(),
+                                engines.end(),
+                                [&](const auto& engine) {
+                                  return engine.is_deterministic() && !engine.adds_in_16_bits() &&
+                                         !(is_fp32 && engine.rounds_fp32());
+                                }))
+            << type << " " << dtype_name(dtype) << shape_string(c.w);
+      }
+    }
+  }
+  for (const cuda_dnn_described::Engine& engine : cuda_dnn_described::run()) {
+    EXPECT_FALSE(engine.adds_in_16_bits());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures,
