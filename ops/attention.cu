@@ -1,19 +1,17 @@
 // CUDA kernels of FusedAttention and its gradient (ops/attention.cc describes them).
 //
 // cuDNN's fused engines (ops/attention_cudnn.cuh) run what they take. All else: products of several
-// heads of a sample at a time by cuBLASLt, which reads heads where the layout has them, and
-// row-wise work on the scores between them. The gradient makes the scores again from q, k and the
+// heads or samples at a time by cuBLASLt, which reads heads where the layout has them, and row-wise
+// work on the scores between them. The gradient makes the scores again from q, k and the
 // saved log of the row sums.
 #include <cmath>
 #include <limits>
-#include <map>
 #include <memory>
-#include <numeric>
 
 #include "ops/attention.h"
 #include "ops/attention_cudnn.cuh"
+#include "ops/attention_products.cuh"
 #include "ops/attention_scratch.h"
-#include "ops/cublas.cuh"
 #include "ops/launch.cuh"
 #include "ops/random_draw.cuh"
 #include "ops/vector_math.h"
@@ -129,7 +127,7 @@ template <typename T>
 struct GradRow {
   using C = ComputeOf<T>;
   Rules<C> rules;
-  int64_t sample, head, heads, e;  // of the first row
+  int64_t first, heads, e;  // first: sample * heads + head of the first row
   Layout y_layout;
   const C* scores;
   C* grads;
@@ -138,9 +136,9 @@ struct GradRow {
   T *dropped, *score_grads;
   template <typename Lanes>
   TRAINRT_HOST_DEVICE void operator()(const Lanes& team, int64_t r) const {
-    const int64_t own_head = head + r / rules.sq, i = r % rules.sq, n = rules.visible(i);
-    const int64_t index = sample * heads + own_head;
-    const int64_t y_at = sample * y_layout.sample + own_head * y_layout.head + i * y_layout.row;
+    const int64_t index = first + r / rules.sq, i = r % rules.sq, n = rules.visible(i);
+    const int64_t y_at =
+        index / heads * y_layout.sample + index % heads * y_layout.head + i * y_layout.row;
     const GradRow& self = *this;
     const Rules<C>& rule = rules;
     const C* mask = rules.mask_of(index, i);
@@ -172,11 +170,11 @@ struct GradRow {
   }
 };
 
-// The mask's gradient: the gradients of the scores of one chunk of heads, summed over what the mask
-// repeats, are added to what earlier chunks gave. One thread per element of the mask.
+// The mask's gradient: the gradients of the scores of some heads of a sample, summed over what the
+// mask repeats, are added to what earlier heads gave. One thread per element of the mask.
 template <typename C>
 struct AddMaskGrad {
-  int64_t sq, sk, sample, head, num_heads;  // the chunk's
+  int64_t sq, sk, sample, head, num_heads;
   int num_sample_dims;
   int64_t sample_dims[kMaxDims], sample_strides[kMaxDims];
   int64_t heads, head_stride, row_stride, column_stride;
@@ -220,146 +218,6 @@ struct AddMaskGrad {
   }
 };
 
-// A matrix of every head of a batch: how it lies, and how far apart the heads are.
-struct Heads {
-  const void* data = nullptr;
-  cublas::Operand operand;
-  int64_t stride = 0;     // elements from head to head
-  int64_t alignment = 0;  // of the first head
-};
-
-// The products of one node, by role and number of heads: the last chunk may be short.
-class Products {
- public:
-  Products(DType dtype, int64_t workspace)
-      : dtype_(dtype), workspace_(cublas::usable_bytes(workspace)) {}
-
-  struct Result {
-    void* data;
-    int64_t row, stride;  // elements between rows, between heads
-    int64_t alignment;
-    bool wide = false;
-    bool adds = false;
-  };
-
-  // result = alpha a . b for `heads` heads.
-  void run(KernelContext& context,
-           const std::string& role,
-           int64_t heads,
-           const Heads& a,
-           const Heads& b,
-           const Result& result,
-           double alpha,
-           std::span<std::byte> workspace) {
-    std::unique_ptr<cublas::Matmul>& matmul = matmuls_[{role, heads}];
-    if (matmul == nullptr) {
-      cublas::Problem problem;
-      problem.dtype = dtype_;
-      problem.wide_y = result.wide && dtype_bytes(dtype_) == 2;
-      problem.a = a.operand;
-      problem.b = b.operand;
-      problem.y_stride = result.row;
-      problem.batch = heads;
-      problem.a_batch_stride = a.stride;
-      problem.b_batch_stride = b.stride;
-      problem.y_batch_stride = result.stride;
-      problem.alpha = alpha;
-      problem.beta = result.adds ? 1 : 0;
-      problem.a_alignment = a.alignment;
-      problem.b_alignment = b.alignment;
-      problem.y_alignment = result.alignment;
-      problem.workspace_bytes = workspace_;
-      matmul = std::make_unique<cublas::Matmul>(problem);
-    }
-    matmul->run(context, a.data, b.data, result.data, workspace);
-  }
-
- private:
-  DType dtype_;
-  int64_t workspace_;
-  std::map<std::pair<std::string, int64_t>, std::unique_ptr<cublas::Matmul>> matmuls_;
-};
-
-// A chunk of the heads of one sample.
-struct Chunk {
-  int64_t sample, kv_head, num_kv_heads;
-};
-
-// What products of a chunk read and write. `r` numbers the query heads that share a head of k and
-// v.
-template <typename T>
-class Views {
- public:
-  Views(const Problem& p, const Chunk& chunk) : p_(p), chunk_(chunk) {}
-
-  Heads queries(const T* data, const Layout& layout, int64_t width, int64_t r) const {
-    return {data + layout.offset(chunk_.sample, first_head() + r),
-            {p_.sq, width, layout.row, false},
-            p_.group() * layout.head,
-            alignment(layout)};
-  }
-  Heads keys(const T* data, const Layout& layout, int64_t width, bool transposed) const {
-    const T* first = data + layout.offset(chunk_.sample, chunk_.kv_head);
-    return {first, operand(p_.sk, width, layout.row, transposed), layout.head, alignment(layout)};
-  }
-  template <typename U>
-  Heads scores(const U* data, int64_t r, bool transposed) const {
-    return {data + r * matrix(),
-            operand(p_.sq, p_.sk, p_.sk, transposed),
-            p_.group() * matrix(),
-            std::gcd(cublas::kArenaBytes, matrix() * static_cast<int64_t>(sizeof(U)))};
-  }
-  template <typename U>
-  Products::Result to_scores(U* data, int64_t r) const {
-    return {data + r * matrix(),
-            p_.sk,
-            p_.group() * matrix(),
-            std::gcd(cublas::kArenaBytes, matrix() * static_cast<int64_t>(sizeof(U))),
-            true};
-  }
-  Products::Result to_queries(T* data, const Layout& layout, int64_t r) const {
-    return {data + layout.offset(chunk_.sample, first_head() + r),
-            layout.row,
-            p_.group() * layout.head,
-            alignment(layout)};
-  }
-  Products::Result to_keys(T* data, const Layout& layout, int64_t r) const {
-    return {data + layout.offset(chunk_.sample, chunk_.kv_head),
-            layout.row,
-            layout.head,
-            alignment(layout),
-            false,
-            r > 0};
-  }
-  int64_t first_head() const { return chunk_.kv_head * p_.group(); }
-
- private:
-  int64_t matrix() const { return p_.sq * p_.sk; }
-  // A matrix of `rows` x `columns` in memory, read as it lies or transposed.
-  static cublas::Operand operand(int64_t rows, int64_t columns, int64_t stride, bool transposed) {
-    cublas::Operand result{rows, columns, stride, transposed};
-    if (transposed) {
-      std::swap(result.rows, result.columns);
-    }
-    return result;
-  }
-  int64_t alignment(const Layout& layout) const {
-    return std::gcd(std::gcd(cublas::kArenaBytes, layout.sample * static_cast<int64_t>(sizeof(T))),
-                    layout.head * static_cast<int64_t>(sizeof(T)));
-  }
-  const Problem& p_;
-  const Chunk& chunk_;
-};
-
-template <typename Fn>
-void for_each_chunk(const Problem& p, const DeviceScratch& cut, const Fn& fn) {
-  for (int64_t sample = 0; sample < p.samples; ++sample) {
-    for (int64_t head = 0; head < p.kv_heads; head += cut.kv_heads) {
-      fn(Chunk{sample, head, std::min(cut.kv_heads, p.kv_heads - head)});
-    }
-  }
-}
-
 std::span<std::byte> cublas_room(const KernelContext& context, const DeviceScratch& cut) {
   return context.workspace().subspan(static_cast<size_t>(cut.arrays()));
 }
@@ -377,36 +235,35 @@ void forward(KernelContext& context,
   const std::span<std::byte> room = cublas_room(context, cut);
   const Rules<C> rules = rules_of<C>(context, p);
   for_each_chunk(p, cut, [&](const Chunk& chunk) {
-    const Views<T> views(p, chunk);
-    const int64_t n = chunk.num_kv_heads;
-    for (int64_t r = 0; r < p.group(); ++r) {
-      products.run(context,
-                   "scores",
-                   n,
-                   views.queries(context.input<T>(0), p.q, p.d, r),
-                   views.keys(context.input<T>(1), p.k, p.d, true),
-                   views.to_scores(scores, r),
-                   p.scale,
-                   room);
-    }
-    launch_teams(context,
-                 n * p.group() * p.sq,
-                 p.sk,
-                 SoftmaxRow<T>{rules,
-                               chunk.sample * p.heads + views.first_head(),
-                               scores,
-                               probabilities,
-                               context.output<C>(1)});
-    for (int64_t r = 0; r < p.group(); ++r) {
-      products.run(context,
-                   "y",
-                   n,
-                   views.scores(probabilities, r, false),
-                   views.keys(context.input<T>(2), p.v, p.e, false),
-                   views.to_queries(context.output<T>(0), p.y, r),
-                   1,
-                   room);
-    }
+    for_each_batch<T>(p, chunk, [&](const Views<T>& views, int64_t n) {
+      for (int64_t r = 0; r < p.group(); ++r) {
+        products.run(context,
+                     "scores",
+                     n,
+                     views.queries(context.input<T>(0), p.q, p.d, r),
+                     views.keys(context.input<T>(1), p.k, p.d, true),
+                     views.to_scores(scores, r),
+                     p.scale,
+                     room);
+      }
+    });
+    launch_teams(
+        context,
+        chunk.num_matrices() * p.group() * p.sq,
+        p.sk,
+        SoftmaxRow<T>{rules, chunk.first_head(p), scores, probabilities, context.output<C>(1)});
+    for_each_batch<T>(p, chunk, [&](const Views<T>& views, int64_t n) {
+      for (int64_t r = 0; r < p.group(); ++r) {
+        products.run(context,
+                     "y",
+                     n,
+                     views.scores(probabilities, r, false),
+                     views.keys(context.input<T>(2), p.v, p.e, false),
+                     views.to_queries(context.output<T>(0), p.y, r),
+                     1,
+                     room);
+      }
+    });
   });
 }
 
@@ -466,32 +323,31 @@ void backward(KernelContext& context,
   const T *q = context.input<T>(0), *k = context.input<T>(1), *v = context.input<T>(2),
           *dy = context.input<T>(6);
   for_each_chunk(p, cut, [&](const Chunk& chunk) {
-    const Views<T> views(p, chunk);
-    const int64_t n = chunk.num_kv_heads;
-    for (int64_t r = 0; r < p.group(); ++r) {
-      products.run(context,
-                   "scores",
-                   n,
-                   views.queries(q, p.q, p.d, r),
-                   views.keys(k, p.k, p.d, true),
-                   views.to_scores(scores, r),
-                   p.scale,
-                   room);
-      products.run(context,
-                   "grads",
-                   n,
-                   views.queries(dy, p.y, p.e, r),
-                   views.keys(v, p.v, p.e, true),
-                   views.to_scores(grads, r),
-                   1,
-                   room);
-    }
+    for_each_batch<T>(p, chunk, [&](const Views<T>& views, int64_t n) {
+      for (int64_t r = 0; r < p.group(); ++r) {
+        products.run(context,
+                     "scores",
+                     n,
+                     views.queries(q, p.q, p.d, r),
+                     views.keys(k, p.k, p.d, true),
+                     views.to_scores(scores, r),
+                     p.scale,
+                     room);
+        products.run(context,
+                     "grads",
+                     n,
+                     views.queries(dy, p.y, p.e, r),
+                     views.keys(v, p.v, p.e, true),
+                     views.to_scores(grads, r),
+                     1,
+                     room);
+      }
+    });
     launch_teams(context,
-                 n * p.group() * p.sq,
+                 chunk.num_matrices() * p.group() * p.sq,
                  p.sk,
                  GradRow<T>{rules,
-                            chunk.sample,
-                            views.first_head(),
+                            chunk.first_head(p),
                             p.heads,
                             p.e,
                             p.y,
@@ -504,36 +360,44 @@ void backward(KernelContext& context,
                             dropped,
                             score_grads});
     if (dmask != nullptr) {
-      launch(context, mask_size, mask_grad_of(p, chunk, grads, dmask));
+      for_each_sample(p, chunk, [&](const Chunk& sample, int64_t earlier) {
+        const C* own = grads + earlier * p.sq * p.sk;
+        launch(context, mask_size, mask_grad_of(p, sample, own, dmask));
+      });
     }
-    for (int64_t r = 0; r < p.group(); ++r) {
-      // The heads of a group add to one dk and dv.
-      const std::string adds = r > 0 ? "+" : "";
-      const auto multiply =
-          [&](const std::string& name, const auto& a, const auto& b, const auto& y, double scale) {
-            products.run(context, name, n, a, b, y, scale, room);
-          };
-      if (T* dq = context.output<T>(0)) {
-        multiply("dq",
-                 views.scores(score_grads, r, false),
-                 views.keys(k, p.k, p.d, false),
-                 views.to_queries(dq, p.q, r),
-                 p.scale);
+    for_each_batch<T>(p, chunk, [&](const Views<T>& views, int64_t n) {
+      for (int64_t r = 0; r < p.group(); ++r) {
+        // The heads of a group add to one dk and dv.
+        const std::string adds = r > 0 ? "+" : "";
+        const auto multiply = [&](const std::string& name,
+                                  const auto& a,
+                                  const auto& b,
+                                  const auto& y,
+                                  double scale) {
+          products.run(context, name, n, a, b, y, scale, room);
+        };
+        if (T* dq = context.output<T>(0)) {
+          multiply("dq",
+                   views.scores(score_grads, r, false),
+                   views.keys(k, p.k, p.d, false),
+                   views.to_queries(dq, p.q, r),
+                   p.scale);
+        }
+        if (T* dk = context.output<T>(1)) {
+          const auto queries = views.queries(q, p.q, p.d, r);
+          multiply("dk" + adds,
+                   views.scores(score_grads, r, true),
+                   queries,
+                   views.to_keys(dk, p.k, r),
+                   p.scale);
+        }
+        if (T* dv = context.output<T>(2)) {
+          const auto dy_rows = views.queries(dy, p.y, p.e, r);
+          multiply(
+              "dv" + adds, views.scores(dropped, r, true), dy_rows, views.to_keys(dv, p.v, r), 1);
+        }
       }
-      if (T* dk = context.output<T>(1)) {
-        const auto queries = views.queries(q, p.q, p.d, r);
-        multiply("dk" + adds,
-                 views.scores(score_grads, r, true),
-                 queries,
-                 views.to_keys(dk, p.k, r),
-                 p.scale);
-      }
-      if (T* dv = context.output<T>(2)) {
-        const auto dy_rows = views.queries(dy, p.y, p.e, r);
-        multiply(
-            "dv" + adds, views.scores(dropped, r, true), dy_rows, views.to_keys(dv, p.v, r), 1);
-      }
-    }
+    });
   });
 }
 

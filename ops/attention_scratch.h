@@ -10,10 +10,11 @@
 
 namespace trainrt::attention {
 
-// Scores of so many heads of one sample at a time as the cap allows, in the type of computation;
-// beside them, for 16-bit floats, what the next products read. One after the other, then
-// cuBLASLt's room.
+// Scores of so many samples, or heads of one sample, at a time as the cap allows, in the type of
+// computation; beside them, for 16-bit floats, what the next products read. One after the other,
+// then cuBLASLt's room.
 struct DeviceScratch {
+  int64_t samples = 1;     // at a time; more than one only where all heads are
   int64_t kv_heads = 1;    // at a time, each with the query heads that share it
   int64_t wide = 0;        // bytes of one array of scores in the type of computation
   int64_t narrow = 0;      // the same in the tensors' type; 0 where the two are one
@@ -29,11 +30,17 @@ struct DeviceScratch {
     const int64_t per_head = num_arrays * matrices * (wide_bytes + (half ? 2 : 0));
     kv_heads = std::clamp<int64_t>(
         spec.workspace_cap / std::max<int64_t>(1, per_head), 1, std::max<int64_t>(1, p.kv_heads));
+    // Samples that are small; what stays in the cache of a large GPU keeps it busy, too.
+    constexpr int64_t kCachedBytes = int64_t{32} << 20;
+    const int64_t per_sample = std::max<int64_t>(1, per_head * p.kv_heads);
+    samples = std::clamp<int64_t>(std::min(spec.workspace_cap, kCachedBytes) / per_sample,
+                                  1,
+                                  std::max<int64_t>(1, p.samples));
     const auto round_up = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    wide = round_up(kv_heads * matrices * wide_bytes);
-    narrow = half ? round_up(kv_heads * matrices * 2) : 0;
+    wide = round_up(samples * kv_heads * matrices * wide_bytes);
+    narrow = half ? round_up(samples * kv_heads * matrices * 2) : 0;
     Product product;
-    product.batch = {kv_heads};
+    product.batch = {samples * kv_heads};
     product.m = p.sq;
     product.n = p.sk;
     product.k = std::max(p.d, p.e);

@@ -1,4 +1,5 @@
 // Which attention goes to cuDNN's fused engines, and that it is the same attention.
+#include <cublasLt.h>
 #include <gtest/gtest.h>
 
 #include "runtime/load_cuda.h"
@@ -95,7 +96,13 @@ INSTANTIATE_TEST_SUITE_P(
                            DType::kFloat32,
                            std::nullopt,
                            std::nullopt,
-                           false}),
+                           false},
+                      Case{.name = "opposed",
+                           .q = {1, 2, 20, 64},
+                           .k = {1, 2, 30, 64},
+                           .v = {1, 2, 30, 64},
+                           .causal = false,
+                           .opposed = true}),
     [](const auto& row) { return row.param.name; });
 
 // The fused gradient adds in any order, which deterministic runs must not.
@@ -135,6 +142,30 @@ TEST_F(CudaAttentionTest, GradientsThatHoppersEngineGetsWrongAreNotFused) {
       run_on_device(backward_case(c, forward, results), *device);
       EXPECT_EQ(cuda_double::num_graphs("identity") > 0, row.fused || major != 9)
           << row.sq << " queries, " << row.sk << " keys, causal " << row.causal;
+    }
+  }
+}
+
+// Samples whose heads are together go through cuBLASLt as one batch; others share the softmax.
+TEST_F(CudaAttentionTest, SmallSamplesRunTogether) {
+  for (const bool projected : {false, true}) {
+    for (const std::optional<int64_t> cap : {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
+      cuda_double::reset();
+      const std::unique_ptr<Device> device = cuda_module().make_device(0, {});
+      Case c{"masked", {64, 2, 9, 8}, {64, 2, 9, 8}, {64, 2, 9, 8}, false};
+      c.mask = Shape{64, 1, 1, 9};
+      if (projected) {
+        c.q = c.k = c.v = {64, 9, 2, 8};
+        c.sequence_major = {1, 1, 1, 1};
+      }
+      c.workspace_cap = cap;
+      const NodeCase forward = forward_case(c);
+      const std::vector<Tensor> results = expect_results_of_cpu(forward, c, *device);
+      const int64_t apart = cap ? 64 * 2 : projected ? 64 : 1;  // sample and head, sample, all
+      EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_DEFAULT), 2 * apart);
+      EXPECT_EQ(cuda_double::num_launches(), cap ? 64 * 2 : 1);
+      expect_results_of_cpu(backward_case(c, forward, results), c, *device);
+      EXPECT_EQ(cuda_double::num_products(CUBLASLT_EPILOGUE_DEFAULT), 7 * apart);
     }
   }
 }
