@@ -25,25 +25,37 @@ const char* precision_name(DType low) {
   return low == DType::kFloat16 ? "fp16" : "bf16";
 }
 
-DType convert(DType dtype, DType to) {
-  return is_floating(dtype) && dtype != DType::kFloat64 ? to : dtype;
+// What becomes of a type.
+struct Conversion {
+  DType to;
+  bool doubles;  // float64, too
+
+  DType operator()(DType dtype) const {
+    return is_floating(dtype) && (doubles || dtype != DType::kFloat64) ? to : dtype;
+  }
+};
+
+bool trains_doubles(const Graph& graph) {
+  return std::any_of(graph.values().begin(), graph.values().end(), [](const Value& value) {
+    return value.kind == ValueKind::kParameter && value.type.dtype == DType::kFloat64;
+  });
 }
 
 // Attributes that name an element type follow the values.
-void convert_attributes(Node& node, DType to) {
+void convert_attributes(Node& node, const Conversion& convert) {
   for (const char* name : {"to", "dtype", "result"}) {
     if (!node.attributes.has(name)) {
       continue;
     }
     const std::optional<DType> dtype = dtype_from_name(node.attributes.get_string(name));
     if (dtype) {
-      node.attributes.set(name, std::string(dtype_name(convert(*dtype, to))));
+      node.attributes.set(name, std::string(dtype_name(convert(*dtype))));
     }
   }
 }
 
-Value convert_value(Value value, DType to) {
-  const DType dtype = convert(value.type.dtype, to);
+Value convert_value(Value value, const Conversion& convert) {
+  const DType dtype = convert(value.type.dtype);
   if (dtype == value.type.dtype) {
     return value;
   }
@@ -60,16 +72,17 @@ Value convert_value(Value value, DType to) {
 }  // namespace
 
 Graph convert_floats(const Graph& graph, DType to) {
+  const Conversion convert{to, trains_doubles(graph)};
   Graph converted;
   std::vector<ValueId> map(static_cast<size_t>(graph.num_values()), kNoValue);
   for (ValueId id = 0; id < graph.num_values(); ++id) {
     if (graph.value(id).producer == kNoNode) {
-      map[static_cast<size_t>(id)] = converted.add_value(convert_value(graph.value(id), to));
+      map[static_cast<size_t>(id)] = converted.add_value(convert_value(graph.value(id), convert));
     }
   }
   for (const Node& original : graph.nodes()) {
     Node node = original;
-    convert_attributes(node, to);
+    convert_attributes(node, convert);
     for (ValueId& input : node.inputs) {
       input = input == kNoValue ? kNoValue : map[static_cast<size_t>(input)];
     }
@@ -77,7 +90,7 @@ Graph convert_floats(const Graph& graph, DType to) {
     std::vector<std::string> names;
     for (const ValueId output : original.outputs) {
       TensorType type = output == kNoValue ? TensorType{} : graph.value(output).type;
-      type.dtype = convert(type.dtype, to);
+      type.dtype = convert(type.dtype);
       types.push_back(std::move(type));
       names.push_back(output == kNoValue ? "" : graph.value(output).name);
     }

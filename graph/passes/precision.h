@@ -11,9 +11,10 @@
 
 namespace trainrt {
 
-// Every value of a floating-point type that is not float64 already becomes `to` (float32 or
-// float64): inputs, parameters, state, constants and what is computed from them, with the same
-// names. float64 is for checks against references; float32 for files stored in 16 bits.
+// Every value of a floating-point type becomes `to` (float32 or float64): inputs, parameters,
+// state, constants and what is computed from them, with the same names. float64 is for checks
+// against references; float32 for files stored in 16 bits or in float64. What a file that has no
+// parameters in float64 computes in float64 stays so: it asks for that there.
 Graph convert_floats(const Graph& graph, DType to);
 
 // Mixed precision: computes in `low` (float16 or bfloat16) what OpDef::precision allows, with casts
@@ -27,8 +28,8 @@ Graph lower_precision(const Graph& graph, DType low);
 void read_low_scores(Graph& graph);
 
 // Applies one of CONTRACT's precisions, already resolved: "fp64", "fp32" (a file stored in 16 bits
-// is computed in float32, too), "bf16", "fp16". Throws kInvalidArgument for a name that is none,
-// kUnsupported for "tf32", which a CPU does not have.
+// or in float64 is computed in float32, too), "bf16", "fp16". Throws kInvalidArgument for a name
+// that is none, kUnsupported for "tf32", which a CPU does not have.
 Graph apply_precision(const Graph& graph, const std::string& precision);
 
 }  // namespace trainrt

@@ -146,6 +146,27 @@ TEST(ApplyPrecisionTest, AModelStoredIn16BitsGetsFloat32Masters) {
   }
 }
 
+// A file stored in float64 is trained in what --precision says; a file in float32 keeps what it
+// computes in float64 by a Cast of its own.
+TEST(ApplyPrecisionTest, FloatsOf64BitsFollowToo) {
+  const Graph doubles = convert_floats(dense(), DType::kFloat64);
+  for (const char* name : {"x", "w", "product", "y"}) {
+    EXPECT_EQ(dtype_of_value(doubles, name), DType::kFloat64) << name;
+    EXPECT_EQ(dtype_of_value(apply_precision(doubles, "fp64"), name), DType::kFloat64) << name;
+    EXPECT_EQ(dtype_of_value(apply_precision(doubles, "fp32"), name), DType::kFloat32) << name;
+  }
+  const Graph low = apply_precision(doubles, "bf16");
+  EXPECT_EQ(dtype_of_value(low, "w"), DType::kFloat32);
+  EXPECT_EQ(dtype_of_value(low, "product"), DType::kBFloat16);
+
+  Graph mixed = dense();
+  GraphBuilder builder(mixed);
+  const ValueId wide = builder.op(
+      "Cast", {mixed.find_value("y").value()}, {{"to", std::string("float64")}}, "widen", "wide");
+  mixed.outputs().push_back(builder.op("Exp", {wide}, {}, "exp64", "e64"));
+  EXPECT_EQ(dtype_of_value(apply_precision(mixed, "fp32"), "e64"), DType::kFloat64);
+}
+
 TEST(ApplyPrecisionTest, UnknownNamesAreExplained) {
   for (const char* name : {"tf32", "fp61"}) {
     try {
