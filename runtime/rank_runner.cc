@@ -379,7 +379,10 @@ void RankRunner::train() {
   }
   if (run_.checkpoint) {
     const TrainingPosition& from = run_.checkpoint->position();
-    scaler_.restore(from.loss_scale, from.finite_steps);
+    const auto trained_in = from.settings.find("precision");
+    if (trained_in == from.settings.end() || trained_in->second == "fp16") {  // else it had none
+      scaler_.restore(from.loss_scale, from.finite_steps);
+    }
     skipped_ = from.skipped;
   }
   if (rank_ == 0) {

@@ -72,6 +72,12 @@ void compare_settings(const std::map<std::string, std::string>& before,
                     "' numbers the characters of its text otherwise than those of this --data; "
                     "continue with the same text, or train its --export on the other one: an "
                     "exported model keeps its alphabet");
+    if (name == "init-scale" && now.at("precision") == "fp16" && before.count("precision") != 0) {
+      if (tell && before.at("precision") == "fp16") {
+        log_info("--init-scale ", value, " has no effect: the checkpoint's loss scale goes on");
+      }
+      continue;
+    }
     if (tell) {
       log_info("resuming with another ",
                find_option(name) != nullptr ? "--" : "",

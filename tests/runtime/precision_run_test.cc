@@ -249,5 +249,28 @@ TEST_F(LossScaleRunTest, AnOverflowOfTheForwardPassSkipsTheStep) {
   }
 }
 
+// A checkpoint of another precision has no scale to go on with; of float16, its own goes on.
+TEST_F(LossScaleRunTest, ACheckpointOfAnotherPrecisionLeavesTheScaleToTheFlag) {
+  const auto resumed = [&](const std::string& first, const std::string& scale) {
+    const std::string folder = folder_.file(first), file = folder_.file("resumed.jsonl");
+    std::vector<std::string> words = {
+        "run", model_, "--loss", testing::kTinyLoss, "--steps", "2", "--checkpoint-dir", folder};
+    words.insert(words.end(), {"--precision", first});
+    EXPECT_EQ(run_trainrt(words).exit_code, 0);
+    words[5] = "4";
+    words.back() = "fp16";
+    words.insert(words.end(), {"--resume", "--init-scale", scale, "--metrics", file});
+    const ProgramResult result = run_trainrt(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.err.find("--init-scale 1024 has no effect") != std::string::npos,
+              first == "fp16")
+        << result.err;
+    return metrics(file).at(0)["loss_scale"].get<double>();
+  };
+  EXPECT_EQ(resumed("fp32", "1024"), 1024);
+  EXPECT_EQ(resumed("bf16", "1024"), 1024);
+  EXPECT_EQ(resumed("fp16", "1024"), 65536);
+}
+
 }  // namespace
 }  // namespace trainrt
