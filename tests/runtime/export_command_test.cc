@@ -41,6 +41,32 @@ TEST(ExportCommandTest, TheExportedModelIsTheTrainedOne) {
   }
 }
 
+// The run computes in float32 what the file stores in 16 bits.
+TEST(ExportCommandTest, WeightsBeyondTheFilesTypeAreNamed) {
+  testing::TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx"), trained = folder.file("trained.onnx");
+  testing::write_text(model,
+                      "<ir_version: 8, opset_import: [\"\" : 17]>\n"
+                      "half (float16[N, 2] x) => (float16[N, 2] y)\n"
+                      "<float16[2, 2] w = {0, 0, 0, 0}>\n{\n  y = MatMul(x, w)\n}\n");
+  for (const bool beyond : {false, true}) {
+    const ProgramResult run = run_trainrt({"run",
+                                           model,
+                                           "--steps",
+                                           "1",
+                                           "--optimizer",
+                                           "sgd",
+                                           "--lr",
+                                           beyond ? "1e8" : "1",
+                                           "--export",
+                                           trained});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(run.err.find("holds infinity where the model trained, in 'w'") != std::string::npos,
+              beyond)
+        << run.err;
+  }
+}
+
 // An evaluated text lacks some of the characters that the model was trained on.
 TEST(ExportCommandTest, AnExportedModelKeepsItsAlphabet) {
   testing::TemporaryFolder folder;
