@@ -67,7 +67,7 @@ CatalogueEntry make_entry(CsvRow& row, const std::string& name, const std::strin
   entry.device.memory_bytes = std::stoll(memory_gib) << 30;
   entry.device.reserved_bytes = kCudaReservedBytes;
   entry.device.memory_bandwidth = std::stod(row["memory_gbs"]) * 1e9;
-  for (const char* precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}) {
+  for (const char* precision : {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8"}) {
     const std::string& rate = row[std::string(precision) + "_tflops"];
     if (!rate.empty()) {
       entry.device.flops[precision] = std::stod(rate) * 1e12;

@@ -46,10 +46,7 @@ const std::vector<LinkType>& links() {
 }  // namespace
 
 double DeviceType::peak_flops(const std::string& precision) const {
-  auto found = flops.find(precision);
-  if (found == flops.end() && precision == "tf32") {
-    found = flops.find("fp32");
-  }
+  const auto found = flops.find(precision);
   TRAINRT_REQUIRE(found != flops.end(),
                   kInvalidArgument,
                   "device type '",

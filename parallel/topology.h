@@ -43,8 +43,8 @@ struct DeviceType {
   std::vector<StreamSample> streams;
 
   bool is_cpu() const { return architecture == "cpu"; }
-  // The rate at `precision`, times `speed`. Falls from tf32 to fp32, where a device has no TF32;
-  // throws kInvalidArgument for any other precision the device lacks.
+  // The rate at `precision`, times `speed`. Throws kInvalidArgument for a precision that the device
+  // lacks, as those before Ampere TF32.
   double peak_flops(const std::string& precision) const;
   bool operator==(const DeviceType&) const = default;
 };

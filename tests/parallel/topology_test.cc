@@ -132,6 +132,26 @@ TEST(DeviceCatalogueTest, NamesMatchHoweverWritten) {
   EXPECT_FALSE(match_device("").has_value());
 }
 
+// What a run refuses for want of hardware is not planned either; what every GPU can do is.
+TEST(DeviceTypeTest, HasTheRatesOfItsHardwareAlone) {
+  const auto device = [](const char* name) { return match_device(name).value().device; };
+  EXPECT_DOUBLE_EQ(device("a100-80gb-sxm").peak_flops("tf32"), 156e12);
+  EXPECT_DOUBLE_EQ(device("a100-80gb-sxm").peak_flops("fp64"), 19.5e12);  // by Tensor Cores
+  EXPECT_DOUBLE_EQ(device("V100-SXM2-16GB").peak_flops("fp64"), 7.8e12);
+  for (const CatalogueEntry& entry : device_catalogue()) {
+    EXPECT_GT(entry.device.peak_flops("fp64"), 0) << entry.device.name;
+    EXPECT_LE(entry.device.peak_flops("fp64"), entry.device.peak_flops("fp32"));
+  }
+  for (const char* name : {"V100-SXM2-16GB", "Titan RTX", "RTX 2080 Ti", "T4"}) {
+    try {
+      device(name).peak_flops("tf32");
+      ADD_FAILURE() << name << " has TF32";
+    } catch (const Error& error) {
+      EXPECT_NE(error.message().find("has no rate for precision tf32"), std::string::npos);
+    }
+  }
+}
+
 // A rank's share of the network is its own cards, and what concurrent groups leave of the host's.
 TEST(GroupLinksTest, SharesTheNetworkBetweenGroups) {
   const Topology t = make_preset("dgx-a100:4");
