@@ -22,6 +22,7 @@
 #include "graph/cuda_context.h"
 #include "graph/cuda_handle.h"
 #include "parallel/nccl_communicator.h"
+#include "runtime/cuda_interface.h"
 #include "runtime/cuda_kernels.h"
 #include "runtime/cuda_versions.h"
 #include "runtime/load_cuda.h"
@@ -559,6 +560,10 @@ class Module : public CudaModule {
 }  // namespace
 
 }  // namespace trainrt
+
+extern "C" uint64_t trainrt_cuda_interface() {
+  return trainrt::kCudaInterface;
+}
 
 extern "C" const trainrt::CudaModule* trainrt_cuda_module() {
   static const trainrt::Module module;

@@ -10,6 +10,7 @@
 
 #include "graph/base/log.h"
 #include "parallel/message_lanes.h"
+#include "runtime/cuda_interface.h"
 #include "runtime/launcher.h"
 
 namespace trainrt {
@@ -17,6 +18,7 @@ namespace trainrt {
 namespace {
 
 constexpr const char* kEntry = "trainrt_cuda_module";
+constexpr const char* kInterface = "trainrt_cuda_interface";
 constexpr const char* kDriver = "libcuda.so.1";
 constexpr const char* kModule = "trainrt_cuda.so";
 
@@ -27,12 +29,38 @@ std::string dl_reason() {
   return reason != nullptr ? reason : "unknown reason";
 }
 
-// Beside the program, or one folder up, where tests find it.
+// Beside the program, else one folder up, where tests find it.
 std::filesystem::path module_path() {
   const std::filesystem::path folder =
       std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  const std::filesystem::path above = folder.parent_path() / kModule;
-  return std::filesystem::exists(above) ? above : folder / kModule;
+  const std::filesystem::path beside = folder / kModule, above = folder.parent_path() / kModule;
+  return std::filesystem::exists(beside) || !std::filesystem::exists(above) ? beside : above;
+}
+
+// What to do about a module that is not opened: a library that it asks for lacks, or the file is no
+// module of ours.
+std::string advice(const std::string& reason) {
+  return reason.find("cannot open shared object file") != std::string::npos
+             ? "Install the CUDA libraries it was built with (cuBLAS, NVRTC, cuDNN 9, NCCL 2), or "
+               "name their folder in LD_LIBRARY_PATH"
+             : "The file is damaged or of another build: take the one that was built together with "
+               "this program";
+}
+
+Entry entry_of(void* module, const std::string& path) {
+  void* const interface = dlsym(module, kInterface);
+  void* const entry = dlsym(module, kEntry);
+  TRAINRT_REQUIRE(interface != nullptr && entry != nullptr &&
+                      reinterpret_cast<uint64_t (*)()>(interface)() == kCudaInterface &&
+                      reinterpret_cast<Entry>(entry)() != nullptr,
+                  kDevice,
+                  path,
+                  entry == nullptr
+                      ? " is no CUDA back end of trainrt: it has no '"
+                      : " is the CUDA back end of another trainrt than this program: of other '",
+                  entry == nullptr ? kEntry : kInterface,
+                  "'. Take the one that was built together with this program");
+  return reinterpret_cast<Entry>(entry);
 }
 
 Entry find_entry() {
@@ -55,16 +83,14 @@ Entry find_entry() {
                   " is not there. Build with -DTRAINRT_CUDA=ON and a CUDA toolkit, or run with "
                   "--devices cpu");
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TRAINRT_REQUIRE(
-      module != nullptr,
-      kDevice,
-      "the CUDA back end cannot be loaded: ",
-      dl_reason(),
-      ". Install the CUDA libraries it was built with (cuBLAS, NVRTC, cuDNN 9, NCCL 2), or "
-      "name their folder in LD_LIBRARY_PATH");
-  void* entry = dlsym(module, kEntry);
-  TRAINRT_CHECK(entry != nullptr, path.string(), " has no ", kEntry);
-  return reinterpret_cast<Entry>(entry);
+  const std::string reason = module == nullptr ? dl_reason() : "";
+  TRAINRT_REQUIRE(module != nullptr,
+                  kDevice,
+                  "the CUDA back end cannot be loaded: ",
+                  reason,
+                  ". ",
+                  advice(reason));
+  return entry_of(module, path.string());
 }
 
 }  // namespace
@@ -118,7 +144,7 @@ std::vector<int> cuda_device_indices(const std::string& devices) {
     }
     return indices;
   }
-  std::istringstream list(devices.substr(std::string("cuda:").size()));
+  std::istringstream list(devices.substr(std::string("cuda:").size()) + ",");
   std::set<int> seen;
   for (std::string word; std::getline(list, word, ',');) {
     int index = -1;
