@@ -494,12 +494,14 @@ Plan plan_from_json(const std::string& text) {
     for (const auto& [node, multiple] : padding->items()) {
       const std::string where = concat("plan.padding['", node, "']");
       plan.padding[node] = ObjectReader::value<int64_t>(multiple, where);
-      TRAINRT_REQUIRE(plan.padding[node] >= 1,
+      constexpr int64_t kMostPadded = 1024;  // more than the tiles of any matrix unit
+      TRAINRT_REQUIRE(plan.padding[node] >= 1 && plan.padding[node] <= kMostPadded,
                       kInvalidArgument,
                       where,
                       " is ",
                       plan.padding[node],
-                      ", wanted a multiple of at least 1");
+                      ", wanted a multiple from 1 to ",
+                      kMostPadded);
     }
   }
   check_ranges(plan);

@@ -6,6 +6,7 @@
 
 #include "graph/base/error.h"
 #include "parallel/micro_batches.h"
+#include "parallel/passes/padding.h"
 
 namespace trainrt {
 
@@ -401,13 +402,22 @@ void pin_plan(const Plan& plan,
   Pinner(plan, stated, where, topology, pins).run();
 }
 
+namespace {
+
+// A prime of which no dim is a multiple: with it, what can be padded is.
+bool can_be_padded(const Graph& graph, const Node& node) {
+  return node_padding(OpContext(graph, node), 1000003).any;
+}
+
+}  // namespace
+
 void check_model_pins(const PlanPins& pins, const Graph& graph, int num_nodes) {
   std::vector<std::string> node_names, value_names;
-  std::set<std::string> nodes;
+  std::map<std::string, const Node*> nodes;
   std::map<std::string, const Value*> values;
   for (const Node& node : graph.nodes()) {
     num_nodes = std::max(num_nodes, node.source_index + 1);
-    nodes.insert(node.name);
+    nodes.emplace(node.name, &node);
   }
   for (const Value& value : graph.values()) {
     values.emplace(value.name, &value);
@@ -425,7 +435,9 @@ void check_model_pins(const PlanPins& pins, const Graph& graph, int num_nodes) {
                     last - num_nodes + 1,
                     " too many");
   }
-  node_names.assign(nodes.begin(), nodes.end());
+  for (const auto& [name, node] : nodes) {
+    node_names.push_back(name);
+  }
   for (const PlanStage& stage : pins.stages) {
     for (const std::string& name : stage.recompute_nodes) {
       check_names(pins.from, "recompute.nodes", name, nodes.count(name) != 0, node_names);
@@ -437,6 +449,15 @@ void check_model_pins(const PlanPins& pins, const Graph& graph, int num_nodes) {
     const std::string node =
         name.ends_with(kAgain) ? name.substr(0, name.size() - std::string(kAgain).size()) : name;
     check_names(pins.from, "padding", name, nodes.count(node) != 0, node_names);
+    const Node& padded = *nodes.at(node);
+    TRAINRT_REQUIRE(can_be_padded(graph, padded),
+                    kInvalidArgument,
+                    pins.from,
+                    ": padding names '",
+                    name,
+                    "', a ",
+                    padded.op_type,
+                    ", which cannot be padded; wanted matrix products or convolutions");
   }
   for (const auto& [name, placement] : pins.placements) {
     const auto found = values.find(name);

@@ -180,6 +180,12 @@ TEST_F(PlanFileTest, ContradictionsAreRefused) {
                  on_two,
                  HasSubstr("the model does not have"));
   expect_refused({{"padding", {{"nothing", 8}}}}, on_two, HasSubstr("the model does not have"));
+  expect_refused({{"padding", {{"trainrt.loss/cross_entropy/grad/SoftmaxCrossEntropyGrad", 8}}}},
+                 on_two,
+                 HasSubstr("cannot be padded"));
+  for (const int64_t multiple : {int64_t{0}, int64_t{1000003}, INT64_MAX}) {
+    expect_refused({{"padding", {{"MatMul", multiple}}}}, on_two, HasSubstr("from 1 to 1024"));
+  }
   expect_refused({{"micro_batch_size", 2},
                   {"shares", {{{"data_rank", 0}, {"num_samples", 4}, {"micro_batch_size", 4}}}}},
                  {"--devices", "cpu", "--batch-size", "4"},
