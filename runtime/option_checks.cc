@@ -209,6 +209,11 @@ void check_loss_scaling(const Options& options, const std::string& precision) {
                     precision,
                     "; it belongs to --precision fp16");
   }
+  TRAINRT_REQUIRE(options.backoff_factor > 0 && options.backoff_factor < 1,
+                  kInvalidArgument,
+                  "--backoff-factor is ",
+                  options.backoff_factor,
+                  ", by which the loss scale is to shrink; wanted more than 0 and less than 1");
 }
 
 void check_eval_length(const Options& options) {

@@ -180,9 +180,13 @@ DeviceSpec planned_device_spec(const Options& options, const Topology& topology,
 std::vector<DeviceOptions> run_devices(const Options& options, const Processes& processes) {
   const int num_processes = processes.count();
   std::vector<DeviceOptions> devices;
-  TRAINRT_REQUIRE(options.profile_first == 0 || names_cuda(options.devices),
-                  kInvalidArgument,
-                  "--profile-steps is for --devices cuda");
+  for (const char* name : {"profile-steps", "cuda-graphs", "algorithm-cache"}) {
+    TRAINRT_REQUIRE(options.flags.count(name) == 0 || names_cuda(options.devices),
+                    kInvalidArgument,
+                    "--",
+                    name,
+                    " is for --devices cuda");
+  }
   if (names_cuda(options.devices)) {
     devices = cuda_rank_devices(options, processes);
   } else if (!options.cluster.empty()) {
