@@ -22,10 +22,10 @@
 #include "graph/cuda_context.h"
 #include "graph/cuda_handle.h"
 #include "parallel/nccl_communicator.h"
-#include "runtime/cuda_interface.h"
 #include "runtime/cuda_kernels.h"
 #include "runtime/cuda_versions.h"
 #include "runtime/load_cuda.h"
+#include "runtime/module_interface.h"
 
 namespace trainrt {
 
@@ -562,7 +562,7 @@ class Module : public CudaModule {
 }  // namespace trainrt
 
 extern "C" uint64_t trainrt_cuda_interface() {
-  return trainrt::kCudaInterface;
+  return trainrt::kModuleInterface;
 }
 
 extern "C" const trainrt::CudaModule* trainrt_cuda_module() {

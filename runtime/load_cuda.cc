@@ -10,8 +10,8 @@
 
 #include "graph/base/log.h"
 #include "parallel/message_lanes.h"
-#include "runtime/cuda_interface.h"
 #include "runtime/launcher.h"
+#include "runtime/module_interface.h"
 
 namespace trainrt {
 
@@ -51,7 +51,7 @@ Entry entry_of(void* module, const std::string& path) {
   void* const interface = dlsym(module, kInterface);
   void* const entry = dlsym(module, kEntry);
   TRAINRT_REQUIRE(interface != nullptr && entry != nullptr &&
-                      reinterpret_cast<uint64_t (*)()>(interface)() == kCudaInterface &&
+                      reinterpret_cast<uint64_t (*)()>(interface)() == kModuleInterface &&
                       reinterpret_cast<Entry>(entry)() != nullptr,
                   kDevice,
                   path,

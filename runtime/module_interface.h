@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "graph/cuda_context.h"
 #include "graph/kernel_pair.h"
 #include "graph/op_def.h"
 #include "runtime/load_cuda.h"
@@ -13,7 +12,7 @@ namespace trainrt {
 
 // A constant, so that each side has that of its own sources. Counted up by hand where a virtual
 // function comes, goes or moves and no size tells.
-inline constexpr uint64_t kCudaInterface = [] {
+inline constexpr uint64_t kModuleInterface = [] {
   uint64_t hash = 1;
   for (const uint64_t part : {sizeof(Node),
                               sizeof(Value),
@@ -26,7 +25,7 @@ inline constexpr uint64_t kCudaInterface = [] {
                               sizeof(StepContext),
                               sizeof(DeviceSpec),
                               sizeof(DeviceOptions),
-                              sizeof(CudaContext),
+                              sizeof(DeviceContext),
                               sizeof(CudaDeviceInfo)}) {
     hash = (hash ^ part) * 0x100000001b3;
   }
