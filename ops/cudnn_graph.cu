@@ -447,11 +447,12 @@ Choice choose(CudaContext& context,
               const PlannedGraph::Pointers& pointers,
               std::span<std::byte> workspace) {
   Choice choice;
-  std::optional<Graph> graph;  // outlives what refers to its tensors
+  const cudnnHandle_t handle = context.cudnn();  // without one nothing is a refusal
+  std::optional<Graph> graph;                    // outlives what refers to its tensors
   std::optional<Descriptor> operations;
   const bool takes = taken(context, "its graph", choice.refusals, [&] {
     graph.emplace(build());
-    operations.emplace(graph->build(context.cudnn()));
+    operations.emplace(graph->build(handle));
   });
   if (!takes) {
     return choice;

@@ -48,5 +48,26 @@ TEST(CudaPlanTest, LaterRunsMakeOnePlanPerProblem) {
   }
 }
 
+TEST(CudaPlanTest, AHandleThatCannotBeMadeIsNoRefusal) {
+  const NodeCase test_case = make_case(get_op("Conv"), get_op("Conv").examples.at(0));
+  for (const std::string call : {"cudnnCreate", "cudnnSetStream"}) {
+    std::string message;
+    for (int64_t i = 1; i < 1000; ++i) {
+      const DoubleDevice device;
+      cuda_double::fail_call(i);
+      try {
+        message.clear();
+        run_on_device(test_case, *device);
+      } catch (const Error& error) {
+        message = error.message();
+      }
+      if (cuda_double::failed_call() == call) {
+        break;
+      }
+    }
+    EXPECT_NE(message.find(call + " failed"), std::string::npos) << message;
+  }
+}
+
 }  // namespace
 }  // namespace trainrt::testing
