@@ -24,8 +24,9 @@ constexpr int64_t kMessageBytes = 4 * kMessageBlocks * kConnectionBytes;
 }  // namespace
 
 int64_t communicator_bytes(int data, int tensor, int pipeline) {
-  return collective_bytes(data) + collective_bytes(tensor) + collective_bytes(pipeline) +
-         (pipeline > 1 ? kMessageBytes : 0);
+  // Stages send each other messages and nothing else: their group's own communicator never connects
+  // anybody.
+  return collective_bytes(data) + collective_bytes(tensor) + (pipeline > 1 ? kMessageBytes : 0);
 }
 
 }  // namespace trainrt
