@@ -132,7 +132,14 @@ CostModel::CostModel(const DeviceType& device,
     : device_(device),
       constants_(constants),
       peak_(device.peak_flops(precision) * device.sustained),
-      vector_peak_(device.peak_flops("fp32")) {}
+      vector_peak_(device.peak_flops("fp32")),
+      piece_(device.is_cpu() || precision == "fp32" || precision == "fp64" ? 0
+             : precision == "tf32"                                         ? 4
+                                                                           : 8) {}
+
+std::vector<int64_t> CostModel::row_multiples() const {
+  return piece_ == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{piece_, 8 * piece_};
+}
 
 double CostModel::matmul_seconds(const MatmulDims& dims) const {
   if (dims.flops() <= 0) {
@@ -170,10 +177,14 @@ double CostModel::matmul_seconds(const MatmulDims& dims) const {
     }
   }
   // Rows are loaded in 16-byte pieces, and fastest in whole 128-byte lines.
-  if (dims.k % 8 != 0 || dims.n % 8 != 0) {
+  if (piece_ == 0) {
+    return best;
+  }
+  if (dims.k % piece_ != 0 || dims.n % piece_ != 0) {
     return best * constants_.unaligned_slowdown;
   }
-  const bool lines = (dims.k % 64 == 0 || dims.k < 64) && (dims.n % 64 == 0 || dims.n < 64);
+  const int64_t line = 8 * piece_;
+  const bool lines = (dims.k % line == 0 || dims.k < line) && (dims.n % line == 0 || dims.n < line);
   return lines ? best : best * constants_.partial_line_slowdown;
 }
 

@@ -69,6 +69,9 @@ class CostModel {
   double move_seconds(double bytes, double distance) const;
 
   double peak_flops() const { return peak_; }
+  // Elements of a row of operands by which Tensor Cores load it: pieces of 16 bytes, and, fastest,
+  // lines of 128. Empty where no Tensor Core asks: on CPUs, in fp32 and in fp64.
+  std::vector<int64_t> row_multiples() const;
   const DeviceConstants& constants() const { return constants_; }
   const DeviceType& device() const { return device_; }
 
@@ -77,6 +80,7 @@ class CostModel {
   DeviceConstants constants_;
   double peak_;
   double vector_peak_;
+  int64_t piece_ = 0;  // elements of 16 bytes; 0: rows of any length are alike
 };
 
 }  // namespace trainrt

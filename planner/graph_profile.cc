@@ -134,8 +134,8 @@ class Profiler {
       if (pinned != request_.pins->padding.end()) {
         multiples = {pinned->second};
       }
-    } else if (request_.choose_padding && !request_.cost->device().is_cpu()) {
-      multiples = {8, 64};  // whole loads; whole lines
+    } else if (request_.choose_padding) {
+      multiples = request_.cost->row_multiples();
     }
     if (multiples.empty()) {
       return std::nullopt;
@@ -143,9 +143,11 @@ class Profiler {
     const bool is_whole = request_.tensor_parallel == 1 || factor < 0;
     const ShardingRule own = is_whole ? ShardingRule{} : get_op(node.op_type).sharding(op);
     const ShardingRule& rule = is_whole ? model_.facts->rule(graph_, id) : own;
-    const bool given = multiples.size() == 1;
+    const bool given = multiples.size() == 1;  // the device's are two
     std::optional<NodePadding> best;
     found->plain_seconds = request_.cost->op_seconds(plain);
+    found->plain_flops = plain.matmul_flops();
+    found->plain_bytes = plain.bytes;
     for (const int64_t multiple : multiples) {
       NodePadding padding = multiple > 1 ? node_padding(op, rule, multiple) : NodePadding{};
       if (!padding.any) {
@@ -159,6 +161,8 @@ class Profiler {
       if (given || seconds < (best ? found->seconds : found->plain_seconds)) {
         found->multiple = multiple;
         found->seconds = seconds;
+        found->flops = cost.matmul_flops();
+        found->bytes = plain.bytes + copy;
         best = std::move(padding);
       }
     }

@@ -42,6 +42,8 @@ struct PaddedNode {
   int64_t multiple = 1;
   double seconds = 0;        // as padded, of one tensor rank and micro-batch, copies included
   double plain_seconds = 0;  // without padding
+  double flops = 0, plain_flops = 0;  // of the products
+  double bytes = 0, plain_bytes = 0;  // read and written, copies included
 };
 
 struct GraphProfile {

@@ -147,7 +147,11 @@ Json padding_array(const PlanResult& result) {
     padding.push_back({{"node", name},
                        {"multiple", padded.multiple},
                        {"seconds", padded.seconds},
-                       {"unpadded_seconds", padded.plain_seconds}});
+                       {"unpadded_seconds", padded.plain_seconds},
+                       {"flops", padded.flops},
+                       {"unpadded_flops", padded.plain_flops},
+                       {"bytes", padded.bytes},
+                       {"unpadded_bytes", padded.plain_bytes}});
   }
   return padding;
 }

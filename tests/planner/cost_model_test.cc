@@ -95,6 +95,24 @@ TEST(CostModelTest, UnalignedRowsCostMore) {
             1.2 * model.matmul_seconds({1, 4096, 4096, 4096}));
 }
 
+// 16 bytes are eight numbers of 16 bits and four of TF32; without Tensor Cores no row is odd.
+TEST(CostModelTest, RowsAreWholePiecesInTheirOwnType) {
+  const auto slowdown = [](const char* precision, int64_t n) {
+    const CostModel model = model_of("A100", precision);
+    const int64_t whole = (n + 63) / 64 * 64;
+    return model.matmul_seconds({1, 4096, 4096, n}) / model.matmul_seconds({1, 4096, 4096, whole});
+  };
+  EXPECT_GT(slowdown("bf16", 4092), 1.5);
+  EXPECT_NEAR(slowdown("tf32", 4092), 1.15, 0.02);
+  EXPECT_NEAR(slowdown("tf32", 4064), 1, 0.02);
+  EXPECT_NEAR(slowdown("bf16", 4064), 1.15, 0.02);
+  EXPECT_GT(slowdown("tf32", 4095), 1.5);
+  EXPECT_NEAR(slowdown("fp32", 4095), 1, 0.02);
+  EXPECT_EQ(model_of("A100", "fp16").row_multiples(), (std::vector<int64_t>{8, 64}));
+  EXPECT_EQ(model_of("A100", "tf32").row_multiples(), (std::vector<int64_t>{4, 32}));
+  EXPECT_TRUE(model_of("A100", "fp32").row_multiples().empty());
+}
+
 TEST(CostModelTest, EveryKernelHasALaunch) {
   const CostModel model = model_of("H100", "bf16");
   EXPECT_GE(model.op_seconds({1, 8, {}}), model.constants().launch_seconds);
