@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "graph/base/log.h"
 #include "parallel/message_lanes.h"
 #include "parallel/nccl_communicator.h"
 #include "parallel/thread_communicator.h"
@@ -331,6 +332,7 @@ TEST(CudaNcclTest, ADriverThatDoesNotAnswerIsTold) {
 }
 
 TEST(CudaNcclTest, MoreLanesThanCudaKeepsApartAreTold) {
+  set_log_level(LogLevel::kInfo);  // other tests are silent
   for (const int tags : {kMostLanes - 2, kMostLanes - 1}) {
     ::testing::internal::CaptureStderr();
     const auto errors = run_ranks(kNccl, 2, kPatient, [tags](Communicator& communicator) {

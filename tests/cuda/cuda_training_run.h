@@ -40,6 +40,9 @@ inline void run_here(const std::vector<std::string>& arguments) {
   ASSERT_EQ(command_of(arguments).run(options_of(arguments)), 0);
 }
 
+inline const std::vector<std::string> kCpu = {"--devices", "cpu"};
+inline const std::vector<std::string> kGpu = {"--devices", "cuda:0"};
+
 // Words of a rank's communicators, and of what watches for bad values.
 inline constexpr int64_t kBytesBesideArena = 512;
 
@@ -77,14 +80,11 @@ class CudaTrainingTest : public ::testing::Test {
   std::vector<std::string> run_arguments(const std::string& model,
                                          const std::vector<std::string>& devices,
                                          const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"run",
-                                          model,
-                                          "--metrics",
-                                          folder_.file("m.jsonl"),
-                                          "--precision",
-                                          "fp32",
-                                          "--algorithm-cache",
-                                          folder_.file("algorithms")};
+    std::vector<std::string> arguments = {
+        "run", model, "--metrics", folder_.file("m.jsonl"), "--precision", "fp32"};
+    if (devices.at(1) != kCpu[1]) {
+      arguments.insert(arguments.end(), {"--algorithm-cache", folder_.file("algorithms")});
+    }
     arguments.insert(arguments.end(), devices.begin(), devices.end());
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
@@ -125,8 +125,6 @@ inline void expect_near(const Course& actual, const Course& expected, double tol
   }
 }
 
-inline const std::vector<std::string> kCpu = {"--devices", "cpu"};
-inline const std::vector<std::string> kGpu = {"--devices", "cuda:0"};
 inline const std::vector<std::string> kTinyGpt = {
     "--layers", "1", "--hidden", "16", "--heads", "2", "--vocab", "40", "--seq", "8"};
 
