@@ -79,8 +79,8 @@ class RandomCase {
     const StepPrediction step = make_plan(request_).chosen.prediction;
     const auto peak = static_cast<double>(step.peak_bytes());
     for (DeviceType& type : request_.topology.types) {
-      type.memory_bytes = step.stages.at(0).reserved_bytes +
-                          static_cast<int64_t>(peak * (0.3 + 0.1 * pick(0, 8)));
+      type.memory_bytes =
+          step.stages.at(0).reserved_bytes + static_cast<int64_t>(peak * (0.3 + 0.1 * pick(0, 8)));
     }
   }
 

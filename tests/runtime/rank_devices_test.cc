@@ -99,8 +99,8 @@ TEST_F(RankDevicesTest, EvaluationTakesACluster) {
   for (const char* count : {"1", "2"}) {
     write_text(cluster_,
                concat("hosts: [{count: 1, devices: [{count: ", count, ", type: cpu}]}]\n"));
-    const ProgramResult result = run_trainrt(
-        {"eval", model_, "--cluster", cluster_, "--steps", "1", "--batch-size", "4"});
+    const ProgramResult result =
+        run_trainrt({"eval", model_, "--cluster", cluster_, "--steps", "1", "--batch-size", "4"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
 }
