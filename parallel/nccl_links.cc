@@ -323,6 +323,7 @@ void NcclLinks::report(const std::string& reason) {
 // one group, which tells all their kernels to end before it frees anything: one by one, freeing the
 // first would wait for the kernels of the others for ever.
 void NcclLinks::give_up(const std::string& reason) noexcept {
+  static_cast<void>(cudaSetDevice(device_));  // any thread may do so
   std::vector<ncclComm_t> aborted;
   {
     const std::lock_guard lock(mutex_);

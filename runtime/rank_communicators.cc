@@ -1,5 +1,8 @@
 #include "runtime/rank_communicators.h"
 
+#include <thread>
+#include <vector>
+
 #include "graph/base/error.h"
 
 namespace trainrt {
@@ -24,9 +27,14 @@ void RankCommunicators::require_alive() const {
   }
 }
 
+// All at once: giving one up waits for what its device has to do, which may be another one's call.
 void RankCommunicators::abort(const std::string& reason) const {
+  std::vector<std::thread> threads;
   for (const auto& [name, communicator] : on_device) {
-    communicator->abort(reason);
+    threads.emplace_back([&reason, communicator = communicator] { communicator->abort(reason); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
   }
 }
 
