@@ -120,21 +120,16 @@ bool stays_full(const Node& node, size_t input) {
   return node.op_type == "FusedAttention" && input == 3;
 }
 
-// Finite numbers stay finite: what masks mean by the lowest of float32 hides a score, but a row
-// that is hidden altogether must not be of infinities alone, whose softmax is no number.
-Tensor cast_finite(const Tensor& wide, DType to) {
-  Tensor narrow = wide.cast(to);
-  const std::vector<double> numbers = wide.to_double();
-  std::vector<double> rounded = narrow.to_double();
-  const double most = to == DType::kFloat16 ? 65504 : 0x1.fep127;
-  bool changed = false;
+// Whether a finite number of `constant` is beyond the range of `low`.
+bool overflows(const Tensor& constant, DType low) {
+  const std::vector<double> numbers = constant.to_double(),
+                            rounded = constant.cast(low).to_double();
   for (size_t i = 0; i < numbers.size(); ++i) {
     if (std::isinf(rounded[i]) && std::isfinite(numbers[i])) {
-      rounded[i] = std::copysign(most, numbers[i]);
-      changed = true;
+      return true;
     }
   }
-  return changed ? Tensor::from(rounded, wide.shape()).cast(to) : narrow;
+  return false;
 }
 
 class Lowering {
@@ -176,13 +171,19 @@ class Lowering {
  private:
   static size_t index(ValueId id) { return static_cast<size_t>(id); }
 
-  // The type in which `node` is computed.
-  DType type_of(const Node& node, PrecisionRule rule) const {
+  // The type in which `node` is computed: float32 with a constant that 16 bits cannot hold, by
+  // which exporters hide scores and others scale.
+  DType type_of(const Node& node, PrecisionRule rule) {
+    if (rule != PrecisionRule::kLow && rule != PrecisionRule::kFollow) {
+      return DType::kFloat32;
+    }
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] != kNoValue && !stays_full(node, i) && is_beyond_low(node.inputs[i])) {
+        return DType::kFloat32;
+      }
+    }
     if (rule == PrecisionRule::kLow) {
       return low_;
-    }
-    if (rule != PrecisionRule::kFollow) {
-      return DType::kFloat32;
     }
     bool any_low = false;
     for (const ValueId input : node.inputs) {
@@ -196,6 +197,18 @@ class Lowering {
       any_low = any_low || dtype == low_;
     }
     return any_low ? low_ : DType::kFloat32;
+  }
+
+  bool is_beyond_low(ValueId id) {
+    const Value& value = graph_.value(id);
+    if (!value.constant.defined() || value.type.dtype != DType::kFloat32) {
+      return false;
+    }
+    const auto [known, is_new] = beyond_low_.try_emplace(id, false);
+    if (is_new) {
+      known->second = overflows(value.constant, low_);
+    }
+    return known->second;
   }
 
   // `id` of the new graph in `to`.
@@ -212,7 +225,7 @@ class Lowering {
     const Tensor constant = result_.value(id).constant;  // known now: no node of every step
     const ValueId result =
         constant.defined()
-            ? result_.add_constant(result_.unique_value_name(name), cast_finite(constant, to))
+            ? result_.add_constant(result_.unique_value_name(name), constant.cast(to))
             : builder_.op("Cast",
                           {id},
                           {{"to", std::string(dtype_name(to))}},
@@ -275,6 +288,7 @@ class Lowering {
   std::vector<bool> is_activation_;
   std::vector<bool> wanted_full_;
   std::map<std::pair<ValueId, DType>, ValueId> casts_;
+  std::map<ValueId, bool> beyond_low_;  // constants
 };
 
 }  // namespace
