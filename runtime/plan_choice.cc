@@ -105,9 +105,33 @@ Plan searched_plan(const Options& options,
                    const std::optional<GivenPlan>& given) {
   PlanRequest request;
   request.places = places;
-  request.model.training = [&job](int64_t micro_batch) {
-    return job.build({micro_batch, 0}, true);
+  // The model is looked at as `trainrt plan` does, without the casts of lower precisions, which
+  // would hold the blocks together that share a weight.
+  TrainingJob full = job;
+  full.precision = job.precision == "fp64" ? "fp64" : "fp32";
+  if (!job.from_training_info && job.precision != full.precision) {
+    full.example = nullptr;  // it is in the other precision
+  }
+  request.model.training = [&full](int64_t micro_batch) {
+    return full.build({micro_batch, 0}, true);
   };
+  if (!job.from_training_info) {
+    request.model.forward = [&full](int64_t micro_batch) {
+      return std::make_shared<const Graph>(full.forward({micro_batch, 0}));
+    };
+    request.model.train = [&full](Graph forward, int64_t micro_batch) {
+      return full.build_from(std::move(forward), {micro_batch, 0}, true);
+    };
+    if (job.precision != full.precision) {
+      request.model.train_as_run = [&job](Graph forward, int64_t micro_batch) {
+        return job.build_from_full(forward, {micro_batch, 0}, true);
+      };
+    }
+    request.program_source.forward = request.model.forward;
+    request.program_source.train = [&job](Graph forward, int64_t micro_batch, bool accumulate) {
+      return job.build_from_full(forward, {micro_batch, 0}, accumulate);
+    };
+  }
   request.topology = topology;
   request.precision = job.precision;
   request.global_batch = options.batch_size;

@@ -194,6 +194,42 @@ TEST(SizesOfDataRanksTest, EqualsTheRuns) {
 }
 
 // Memory between what all and none of the blocks need that run again: some do, and they fit.
+// A run without a plan file finds the plan that `plan` prints, in every precision.
+TEST(OwnPlanTest, IsThatOfThePlanCommand) {
+  const TemporaryFolder folder;
+  const std::string model = folder.file("m.onnx"), metrics = folder.file("metrics.jsonl");
+  make_model(kGpt, model);
+  for (const std::string precision : {"fp32", "bf16", "fp16"}) {
+    for (const char* degree : {"--pp", "--tp"}) {
+      SCOPED_TRACE(precision + " " + degree);
+      const std::vector<std::string> flags = {"--batch-size",
+                                              "8",
+                                              "--micro-batch-size",
+                                              "2",
+                                              "--devices",
+                                              "cpu:4",
+                                              degree,
+                                              "4",
+                                              "--precision",
+                                              precision};
+      std::vector<std::string> plan = {"plan", model, "--format", "json"};
+      std::vector<std::string> run = {"run", model, "--steps", "1", "--metrics", metrics};
+      plan.insert(plan.end(), flags.begin(), flags.end());
+      run.insert(run.end(), flags.begin(), flags.end());
+      const ProgramResult planned = run_trainrt(plan), ran = run_trainrt(run);
+      ASSERT_EQ(planned.exit_code, 0) << planned.err;
+      ASSERT_EQ(ran.exit_code, 0) << ran.err;
+      std::vector<int64_t> expected;
+      const Json report = Json::parse(planned.out);
+      for (const Json& rank : report["ranks"]) {
+        expected.push_back(rank["peak_bytes"]);
+      }
+      EXPECT_EQ(Json::parse(file_text(metrics))["peak_bytes"].get<std::vector<int64_t>>(),
+                expected);
+    }
+  }
+}
+
 TEST(RecomputeOfSomeBlocksTest, EqualsTheRuns) {
   const TemporaryFolder folder;
   const std::string model = folder.file("m.onnx"), cluster = folder.file("cluster.yaml");
