@@ -191,6 +191,16 @@ std::vector<DeviceOptions> run_devices(const Options& options, const Processes& 
     devices = cuda_rank_devices(options, processes);
   } else if (!options.cluster.empty()) {
     const Topology topology = load_cluster(options.cluster);
+    const bool says_number = options.devices.find(':') != std::string::npos;
+    TRAINRT_REQUIRE(!says_number || num_cpu_ranks(options.devices) == topology.num_devices(),
+                    kInvalidArgument,
+                    "--devices ",
+                    options.devices,
+                    " and the ",
+                    topology.num_devices(),
+                    " devices of --cluster ",
+                    options.cluster,
+                    " disagree; leave --devices out, which the cluster says");
     for (int d = 0; d < topology.num_devices(); ++d) {
       const DeviceType& type = topology.type_of(d);
       TRAINRT_REQUIRE(type.is_cpu(),

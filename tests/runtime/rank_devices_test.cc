@@ -93,6 +93,16 @@ TEST_F(RankDevicesTest, LimitsAndSpeedGoWithTheDevice) {
 }
 
 // Without a cluster the plan's own names are counted, two before ten.
+TEST_F(RankDevicesTest, DevicesAndClusterThatDisagreeAreRefused) {
+  testing::write_model("mlp --hidden 8", model_);
+  for (const char* command : {"run", "eval"}) {
+    const ProgramResult result =
+        run_trainrt({command, model_, "--cluster", "cpu:1", "--devices", "cpu:2", "--steps", "1"});
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("--devices cpu:2 and the 1 devices of --cluster cpu:1"));
+  }
+}
+
 // A plan that nobody searched for names the cluster's devices, too.
 TEST_F(RankDevicesTest, EvaluationTakesACluster) {
   testing::write_model("mlp --hidden 8", model_);
