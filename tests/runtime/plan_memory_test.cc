@@ -263,6 +263,8 @@ TEST(PlanLimitTest, WhatFitsUnderZero3AloneIsFound) {
                                             "rtx-4090:8",
                                             "--batch-size",
                                             "8",
+                                            "--pp",
+                                            "1",
                                             "--what-if",
                                             "off",
                                             "--format",
