@@ -147,6 +147,11 @@ class RankGraphBuilder {
     const auto read_here = [&](size_t i, ValueId copy) {
       graph().node(local_node_[static_cast<size_t>(id)]).inputs[i] = copy;
     };
+    if (is_update(node)) {
+      for (const int to : cut_.update_ranks[static_cast<size_t>(id)]) {
+        transfer_numbers(node, id, to);
+      }
+    }
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const NodeId from =
           node.inputs[i] == kNoValue ? kNoNode : whole_.value(node.inputs[i]).producer;
@@ -164,9 +169,6 @@ class RankGraphBuilder {
       }
       for (const int to : cut_.update_ranks[static_cast<size_t>(id)]) {
         if (!runs_on(from, to)) {
-          if (is_number(node.inputs[i])) {
-            transfer_numbers(node, id, to);
-          }
           const ValueId copy = transfer_to_rank(node.inputs[i], from, id, to);
           if (to == rank_) {
             read_here(i, copy);
