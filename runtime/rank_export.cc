@@ -1,30 +1,15 @@
 // The part of a rank that writes the trained model. Rank 0 does, from what all ranks hold.
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
 
 #include "graph/base/log.h"
 #include "graph/onnx_export.h"
+#include "graph/passes/precision.h"
 #include "runtime/rank_runner.h"
 #include "runtime/text_alphabet.h"
 
 namespace trainrt {
-
-namespace {
-
-// Whether finite numbers became infinite.
-bool overflows(const Tensor& wide, const Tensor& narrow) {
-  if (!is_floating(narrow.dtype())) {
-    return false;
-  }
-  const std::vector<double> before = wide.to_double(), after = narrow.to_double();
-  return !std::equal(before.begin(), before.end(), after.begin(), [](double a, double b) {
-    return std::isinf(b) ? std::isinf(a) : true;
-  });
-}
-
-}  // namespace
 
 // With several ranks the pieces meet in a checkpoint beside the file, which rank 0 reads.
 void RankRunner::export_model() {
@@ -70,7 +55,7 @@ void RankRunner::export_model() {
           return value;
         }
         const Tensor stored = value.cast(type->second.dtype);
-        if (overflows(value, stored)) {
+        if (has_overflowed(value, stored)) {
           beyond.push_back(name);
         }
         return stored;

@@ -71,6 +71,13 @@ Value convert_value(Value value, const Conversion& convert) {
 
 }  // namespace
 
+bool has_overflowed(const Tensor& wide, const Tensor& narrow) {
+  const std::vector<double> before = wide.to_double(), after = narrow.to_double();
+  return !std::equal(before.begin(), before.end(), after.begin(), [](double a, double b) {
+    return !std::isinf(b) || !std::isfinite(a);
+  });
+}
+
 Graph convert_floats(const Graph& graph, DType to) {
   const Conversion convert{to, trains_doubles(graph)};
   Graph converted;
@@ -118,18 +125,6 @@ namespace {
 // Inputs that kernels want in float32 beside 16-bit ones: an attention's mask.
 bool stays_full(const Node& node, size_t input) {
   return node.op_type == "FusedAttention" && input == 3;
-}
-
-// Whether a finite number of `constant` is beyond the range of `low`.
-bool overflows(const Tensor& constant, DType low) {
-  const std::vector<double> numbers = constant.to_double(),
-                            rounded = constant.cast(low).to_double();
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    if (std::isinf(rounded[i]) && std::isfinite(numbers[i])) {
-      return true;
-    }
-  }
-  return false;
 }
 
 class Lowering {
@@ -206,7 +201,7 @@ class Lowering {
     }
     const auto [known, is_new] = beyond_low_.try_emplace(id, false);
     if (is_new) {
-      known->second = overflows(value.constant, low_);
+      known->second = has_overflowed(value.constant, value.constant.cast(low_));
     }
     return known->second;
   }

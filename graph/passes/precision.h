@@ -21,6 +21,9 @@ Graph convert_floats(const Graph& graph, DType to);
 // as nodes named "<value>.<low>"; a value is cast at most once. `graph` has no 16-bit floats.
 Graph lower_precision(const Graph& graph, DType low);
 
+// Whether a finite number of `wide` is infinite in `narrow`, which was cast from it.
+bool has_overflowed(const Tensor& wide, const Tensor& narrow);
+
 // A graph whose outputs are its loss, before autodiff: softmax cross-entropy reads 16-bit scores as
 // they lie, where a cast to float32 stood in between for it alone. Its sums stay in float32, so the
 // loss has the same bits, and so has the scores' gradient, which was cast to the scores' type; but
